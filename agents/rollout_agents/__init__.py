@@ -1,0 +1,1 @@
+"""Agent loops that come with rollout_svc."""

@@ -1,0 +1,1 @@
+"""Benches: ours beside the floor, interleaved in one run, medians."""

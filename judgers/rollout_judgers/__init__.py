@@ -1,0 +1,1 @@
+"""Judgers that come with rollout_svc."""

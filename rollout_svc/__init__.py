@@ -1,0 +1,1 @@
+"""The rollout stage of an asynchronous LLM-RL loop, as a service."""

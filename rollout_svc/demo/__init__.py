@@ -1,0 +1,1 @@
+"""The whole loop on one machine: a small GRPO trainer against the real service."""

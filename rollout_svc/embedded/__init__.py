@@ -1,0 +1,1 @@
+"""The built-in torch engine behind an SGLang-dialect server."""

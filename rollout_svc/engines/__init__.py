@@ -1,0 +1,1 @@
+"""Engine dialects: pure build-request / parse-response, and the one HTTP transport that carries them."""

@@ -1,0 +1,1 @@
+"""What to start next, and the loop that starts it."""

@@ -1,0 +1,1 @@
+"""The ways in: HTTP control API and its clients."""

@@ -1,0 +1,1 @@
+"""The update protocol: pause checked, all workers or none, versions confirmed by the engines."""

@@ -1,0 +1,1 @@
+"""Fakes written by hand, and helpers that start real parts."""
