@@ -1,6 +1,7 @@
 """Every error the service raises, as one tree.
 
     RolloutError
+    ├── ConfigError             settings that cannot be used; carries every `Problem`, with its dotted path
     ├── IllegalTransition       a sample or group was asked for a move its state forbids
     ├── StaleAttempt            a write came with a revoked attempt (counted late_discarded)
     ├── LedgerImbalance         an account would go below zero: a bug, never data
@@ -19,10 +20,13 @@ Foreign exceptions are mapped at the boundary that met them; nothing above a bou
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 __all__ = [
     "BadRequest",
+    "ConfigError",
     "Conflict",
     "IllegalTransition",
     "Interrupted",
@@ -30,6 +34,7 @@ __all__ = [
     "NoWorker",
     "NotFound",
     "NotNow",
+    "Problem",
     "RolloutError",
     "SampleFailure",
     "ServiceError",
@@ -40,6 +45,35 @@ __all__ = [
 
 class RolloutError(Exception):
     """Base of every error raised on purpose by this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration, and where.
+
+    Attributes:
+        path: dotted path of the field (`workers.0.url`), or `file:line:column` for a syntax error.
+        message: what is wrong, in one line.
+    """
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ConfigError(RolloutError):
+    """Raised when a configuration cannot be used; it carries every problem found, not only the first."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @classmethod
+    def at(cls, path: str, message: str) -> Self:
+        """Make the error for a single problem."""
+        return cls((Problem(path, message),))
 
 
 class IllegalTransition(RolloutError):
