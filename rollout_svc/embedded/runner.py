@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
@@ -40,7 +40,7 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._pending: set[asyncio.Future[Outcome]] = set()
-        self._calls: set[asyncio.Future[object]] = set()
+        self._calls: set[asyncio.Future[Any]] = set()
         self._dead: EngineDiedError | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -99,8 +99,8 @@ class EngineThread:
             else:
                 self._loop.call_soon_threadsafe(_resolve, future, result)
 
-        self._calls.add(future)  # type: ignore[arg-type]  # a set of futures of anything
-        future.add_done_callback(self._calls.discard)  # type: ignore[arg-type]
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
         self._inbox.put(run)
         return await future
 
@@ -150,7 +150,8 @@ class EngineThread:
 
     def _bury(self, error: EngineDiedError) -> None:
         self._dead = self._dead or error
-        for future in [*self._pending, *self._calls]:
+        futures: set[asyncio.Future[Any]] = self._pending | self._calls
+        for future in futures:
             _fail(future, error)
 
 
