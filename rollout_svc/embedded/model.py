@@ -197,7 +197,8 @@ def read_weights(model: TinyTransformer, path: str | Path) -> dict[str, Tensor]:
         if not source.is_file():
             raise WeightsError(f"no weights at {source}")
         with safe_open(source, framework="pt") as file:
-            found: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: the file may change or go while they wait to be written.
+            found: dict[str, Tensor] = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, WeightsError):
             raise
