@@ -2,7 +2,8 @@
 
 ```
 RolloutError
-└── ConfigError      one or more `Problem`s, each with a dotted path
+├── ConfigError      one or more `Problem`s, each with a dotted path
+└── PromptError      a prompt line that cannot become tokens
 ```
 """
 
@@ -38,3 +39,7 @@ class ConfigError(RolloutError):
     def at(cls, path: str, message: str) -> "ConfigError":
         """Make the error for a single problem."""
         return cls((Problem(path, message),))
+
+
+class PromptError(RolloutError):
+    """Raised when a prompt line cannot become tokens."""
