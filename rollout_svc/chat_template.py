@@ -8,7 +8,7 @@ Invariants:
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +20,8 @@ FIELD = "tokenizer.chat_template"
 """Where the user sets it."""
 
 Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages], str]
+"""Writes a conversation, up to where the assistant's next message begins."""
 
 
 class ChatTemplate:
@@ -60,22 +62,11 @@ class ChatTemplate:
         """
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
-        except Exception as error:  # noqa: BLE001 - a template can raise whatever its expressions raise
+        except Exception as error:  # a template can raise whatever its expressions raise
             raise PromptError(f"messages: the chat template refuses them: {error}") from error
 
 
-class _NoJinja(ChatTemplate):
-    """Stands for the template of a directory where jinja2 is missing."""
-
-    def __init__(self) -> None:
-        """Hold nothing."""
-
-    def render(self, messages: Messages) -> NoReturn:
-        """Refuse: the extra is missing."""
-        raise ConfigError.at(FIELD, NEEDS_JINJA)
-
-
-def load_chat_template(given: str | None, directory: Path | None) -> ChatTemplate | None:
+def load_chat_template(given: str | None, directory: Path | None) -> Render | None:
     """Find the chat template: the one given, else the directory's own, else none.
 
     Args:
@@ -88,15 +79,19 @@ def load_chat_template(given: str | None, directory: Path | None) -> ChatTemplat
     settings = _read_settings(directory / "tokenizer_config.json") if directory else {}
     tokens = {key: text for key, value in settings.items() if key.endswith("_token") and (text := _token_text(value))}
     if given is not None:
-        return ChatTemplate(given if "{" in given else _read(Path(given)), tokens)
+        return ChatTemplate(given if "{" in given else _read(Path(given)), tokens).render
     source = _own_template(directory, settings) if directory else None
     if source is None:
         return None
     try:
         import jinja2  # noqa: F401, PLC0415 - an extra: is it there?
     except ImportError:
-        return _NoJinja()
-    return ChatTemplate(source, tokens)
+        return _render_without_jinja
+    return ChatTemplate(source, tokens).render
+
+
+def _render_without_jinja(_messages: Messages) -> NoReturn:
+    raise ConfigError.at(FIELD, NEEDS_JINJA)
 
 
 def _own_template(directory: Path, settings: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rollout_svc.chat_template import ChatTemplate, Messages, load_chat_template
+from rollout_svc.chat_template import Messages, Render, load_chat_template
 from rollout_svc.config import TokenizerConfig
 from rollout_svc.errors import ConfigError, PromptError
 
@@ -56,7 +56,7 @@ class ByteTokenizer:
 
     cheap = True
 
-    def __init__(self, template: ChatTemplate | None = None) -> None:
+    def __init__(self, template: Render | None = None) -> None:
         self._template = template
 
     def encode(self, text: str) -> list[int]:
@@ -77,7 +77,7 @@ class FileTokenizer:
 
     cheap = False
 
-    def __init__(self, backend: Any, template: ChatTemplate | None = None) -> None:
+    def __init__(self, backend: Any, template: Render | None = None) -> None:
         self._backend = backend
         self._template = template
 
@@ -115,7 +115,7 @@ class TextCodec:
         """Return the ids of a prompt line: its `input_ids`, its `text`, or its `messages`.
 
         Raises:
-            PromptError: If the line has not exactly one of the three, in a usable form, or there is no tokenizer for it.
+            PromptError: If the line has not exactly one of the three, or not in a form that can be used here.
             ConfigError: If it has `messages` and there is no chat template.
         """
         given = [key for key in ("input_ids", "text", "messages") if line.get(key) is not None]
@@ -171,10 +171,10 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer | None:
     return FileTokenizer(backend, load_chat_template(config.chat_template, directory))
 
 
-def _render(template: ChatTemplate | None, messages: Messages) -> str:
+def _render(template: Render | None, messages: Messages) -> str:
     if template is None:
         raise ConfigError.at("tokenizer.chat_template", "prompts with messages need one, and the tokenizer brings none")
-    return template.render(messages)
+    return template(messages)
 
 
 def _checked_ids(value: object) -> list[int]:

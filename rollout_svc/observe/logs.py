@@ -5,12 +5,12 @@ Invariants:
 - Lines go to stderr; stdout belongs to what a command prints.
 - A line below the level costs a call that does nothing: filtering happens when the logger is made, not per line.
 - Whatever is bound in context variables (request, group, epoch, version) is on every line.
-- A value that JSON does not know is written as its `repr`: a log line never raises.
+- A value that JSON does not know is written as its `repr`: the line is not lost.
 """
 
+import json as stdlib_json
 import logging
 import sys
-from collections.abc import MutableMapping
 from typing import Any, Literal
 
 import orjson
@@ -64,7 +64,7 @@ class _StderrLogger:
 
 
 class _StderrLoggerFactory:
-    def __call__(self, *args: Any) -> WrappedLogger:
+    def __call__(self, *_args: Any) -> WrappedLogger:
         return _StderrLogger()
 
 
@@ -93,8 +93,7 @@ def _route_libraries(shared: list[Processor], render: Processor) -> None:
 
 
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    return orjson.dumps(_plain(event), default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
-
-
-def _plain(event: MutableMapping[str, Any]) -> dict[str, Any]:
-    return event if type(event) is dict else dict(event)
+    try:
+        return orjson.dumps(dict(event), default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # beyond 64 bits, or half a character: rare, and no reason to lose the line
+        return stdlib_json.dumps({str(key): repr(value) for key, value in event.items()})
