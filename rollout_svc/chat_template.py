@@ -13,11 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rollout_svc.errors import ConfigError, PromptError
+from rollout_svc.errors import ConfigError, SampleFailure
 
 NEEDS_JINJA = "chat templates need jinja2: pip install 'rollout-svc[hf]'"
 FIELD = "tokenizer.chat_template"
 """Where the user sets it."""
+
+BAD_PROMPT = "bad_prompt"
+"""Reason of a sample whose prompt line cannot become tokens."""
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], str]
@@ -58,12 +61,12 @@ class ChatTemplate:
         """Write a conversation, up to where the assistant's next message begins.
 
         Raises:
-            PromptError: If the template refuses the conversation.
+            SampleFailure: If the template refuses the conversation.
         """
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except Exception as error:  # a template can raise whatever its expressions raise
-            raise PromptError(f"messages: the chat template refuses them: {error}") from error
+            raise SampleFailure(BAD_PROMPT, f"messages: the chat template refuses them: {error}") from error
 
 
 def load_chat_template(given: str | None, directory: Path | None) -> Render | None:

@@ -1,28 +1,63 @@
-"""The error tree.
+"""Every error the service raises, as one tree.
 
-```
-RolloutError
-├── ConfigError      one or more `Problem`s, each with a dotted path
-└── PromptError      a prompt line that cannot become tokens
-```
+    RolloutError
+    ├── ConfigError             settings that cannot be used; carries every `Problem`, with its dotted path
+    ├── IllegalTransition       a sample or group was asked for a move its state forbids
+    ├── StaleAttempt            a write came with a revoked attempt (counted late_discarded)
+    ├── LedgerImbalance         an account would go below zero: a bug, never data
+    ├── Interrupted             the gate closed under a call; its sample goes back unfinished
+    ├── WorkerFailure           a worker, not the sample, failed: retried on another worker
+    │   └── NoWorker            no worker is in traffic: the producer waits
+    ├── SampleFailure           this sample's own failure: counted against max_attempts
+    └── ServiceError            an answer to a caller, with an HTTP status
+        ├── BadRequest  400     the body or argument is wrong; says which field
+        ├── NotFound    404
+        ├── Conflict    409     right request, wrong state
+        └── NotNow      503     may work later; says why and when to retry
+
+Foreign exceptions are mapped at the boundary that met them; nothing above a boundary sees an aiohttp error.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+__all__ = [
+    "BadRequest",
+    "ConfigError",
+    "Conflict",
+    "IllegalTransition",
+    "Interrupted",
+    "LedgerImbalance",
+    "NoWorker",
+    "NotFound",
+    "NotNow",
+    "Problem",
+    "RolloutError",
+    "SampleFailure",
+    "ServiceError",
+    "StaleAttempt",
+    "WorkerFailure",
+]
 
 
 class RolloutError(Exception):
-    """Raised when the service cannot do what was asked; the base of every error here."""
+    """Base of every error raised on purpose by this package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration, and where."""
+    """One thing wrong with a configuration, and where.
+
+    Attributes:
+        path: dotted path of the field (`workers.0.url`), or `file:line:column` for a syntax error.
+        message: what is wrong, in one line.
+    """
 
     path: str
-    """Dotted path of the field (`workers.0.url`), or `file:line:column` for a syntax error."""
     message: str
-    """What is wrong, in one line."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
@@ -36,10 +71,122 @@ class ConfigError(RolloutError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     @classmethod
-    def at(cls, path: str, message: str) -> "ConfigError":
+    def at(cls, path: str, message: str) -> Self:
         """Make the error for a single problem."""
         return cls((Problem(path, message),))
 
 
-class PromptError(RolloutError):
-    """Raised when a prompt line cannot become tokens."""
+class IllegalTransition(RolloutError):
+    """Raised when a sample or group is asked for a move that its state forbids."""
+
+
+class StaleAttempt(RolloutError):
+    """Raised when a write carries an attempt that was revoked; the write changed nothing."""
+
+
+class LedgerImbalance(RolloutError):
+    """Raised when an account would go below zero or the sum does not hold."""
+
+
+class Interrupted(RolloutError):
+    """Raised when the right of a call to start or to go on was withdrawn (gate closed, shutdown)."""
+
+
+class WorkerFailure(RolloutError):
+    """Raised when a worker failed a request through no fault of the sample.
+
+    Args:
+        kind: short word for logs and metrics (`connection`, `http_503`, `unauthorized`, ...).
+        message: what was seen.
+        retry_after_s: the engine's own wish, seconds, or None.
+        hard: the worker itself is at fault for certain (connection, keys), so one sample's say is enough.
+        accepted: the request may still run at the engine.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        hard: bool = False,
+        accepted: bool = False,
+    ) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+        self.hard = hard
+        self.accepted = accepted
+
+
+class NoWorker(WorkerFailure):
+    """Raised when no worker may take the request now."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("no_worker", message)
+
+
+class SampleFailure(RolloutError):
+    """Raised when a sample failed by its own doing: bad body, agent or judger error, timeout, poison.
+
+    Args:
+        reason: the typed reason kept on the sample (`invalid_response`, `judge_timeout`, ...).
+        message: what was seen, for people.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+
+
+class ServiceError(RolloutError):
+    """Raised when a call of the public API cannot be answered; carries what HTTP needs."""
+
+    status: ClassVar[int] = 500
+    default_type: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, type: str | None = None, detail: Any = None) -> None:  # noqa: A002
+        super().__init__(message)
+        self.message = message
+        self.type = type or self.default_type
+        self.detail = detail
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the error body of every way in."""
+        return {"error": {"type": self.type, "message": self.message, "detail": self.detail}}
+
+
+class BadRequest(ServiceError):
+    """Raised when an argument is wrong; `detail` lists `{path, message}`."""
+
+    status = 400
+    default_type = "bad_request"
+
+
+class NotFound(ServiceError):
+    """Raised when the named thing does not exist."""
+
+    status = 404
+    default_type = "not_found"
+
+
+class Conflict(ServiceError):
+    """Raised when the request is well-formed but the state forbids it; `detail` holds both sides."""
+
+    status = 409
+    default_type = "conflict"
+
+
+NotNowType = Literal["not_enough", "paused", "exhausted", "failed", "starting", "stopping", "update_failed"]
+
+
+class NotNow(ServiceError):
+    """Raised when the call may succeed later; `retry_after_s` goes out as `Retry-After`."""
+
+    status = 503
+    default_type = "not_enough"
+
+    def __init__(self, type: NotNowType, message: str, *, detail: Any = None, retry_after_s: float = 1.0) -> None:  # noqa: A002
+        super().__init__(message, type=type, detail=detail)
+        self.retry_after_s = retry_after_s

@@ -14,9 +14,9 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rollout_svc.chat_template import Messages, Render, load_chat_template
+from rollout_svc.chat_template import BAD_PROMPT, Messages, Render, load_chat_template
 from rollout_svc.config import TokenizerConfig
-from rollout_svc.errors import ConfigError, PromptError
+from rollout_svc.errors import ConfigError, SampleFailure
 
 INLINE_TOKENS = 4096
 """Bytes or ids: a cheap tokenizer handles these in well under 0.1 ms, less than a trip to a thread costs the loop."""
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
 
         Raises:
             ConfigError: If there is no template.
-            PromptError: If the template refuses the conversation.
+            SampleFailure: If the template refuses the conversation.
         """
         ...
 
@@ -115,23 +115,25 @@ class TextCodec:
         """Return the ids of a prompt line: its `input_ids`, its `text`, or its `messages`.
 
         Raises:
-            PromptError: If the line has not exactly one of the three, or not in a form that can be used here.
-            ConfigError: If it has `messages` and there is no chat template.
+            SampleFailure: If the line has not exactly one of the three, or not in a form that can be used here.
         """
         given = [key for key in ("input_ids", "text", "messages") if line.get(key) is not None]
         if len(given) != 1:
-            raise PromptError(f"expected exactly one of input_ids, text, messages, not {given or 'none'}")
+            raise SampleFailure(BAD_PROMPT, f"expected exactly one of input_ids, text, messages, not {given or 'none'}")
         (key,) = given
         value = line[key]
         if key == "input_ids":
             return _checked_ids(value)
         if self.tokenizer is None:
-            raise PromptError(f"a prompt with {key} needs a tokenizer, and tokenizer.path is null")
+            raise SampleFailure(BAD_PROMPT, f"a prompt with {key} needs a tokenizer, and tokenizer.path is null")
         if key == "messages":
             _check_messages(value)
-            return await self._run(self.tokenizer.apply_chat_template, value, small=False)
+            try:
+                return await self._run(self.tokenizer.apply_chat_template, value, small=False)
+            except ConfigError as error:  # no template: the fault of the settings, but it must not end the run
+                raise SampleFailure(BAD_PROMPT, str(error)) from error
         if not isinstance(value, str):
-            raise PromptError(f"text: expected a string, not {type(value).__name__}")
+            raise SampleFailure(BAD_PROMPT, f"text: expected a string, not {type(value).__name__}")
         return await self._run(self.tokenizer.encode, value, small=len(value) <= INLINE_TOKENS)
 
     async def decode(self, ids: Sequence[int]) -> str | None:
@@ -179,14 +181,14 @@ def _render(template: Render | None, messages: Messages) -> str:
 
 def _checked_ids(value: object) -> list[int]:
     if not isinstance(value, list | tuple) or not value:
-        raise PromptError("input_ids: expected a list of at least one id")
+        raise SampleFailure(BAD_PROMPT, "input_ids: expected a list of at least one id")
     if not all(type(token) is int and token >= 0 for token in value):
-        raise PromptError("input_ids: expected whole numbers from 0")
+        raise SampleFailure(BAD_PROMPT, "input_ids: expected whole numbers from 0")
     return list(value)
 
 
 def _check_messages(value: object) -> None:
     if not isinstance(value, list | tuple) or not value:
-        raise PromptError("messages: expected a list of at least one message")
+        raise SampleFailure(BAD_PROMPT, "messages: expected a list of at least one message")
     if not all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in value):
-        raise PromptError("messages: expected mappings with a role")
+        raise SampleFailure(BAD_PROMPT, "messages: expected mappings with a role")

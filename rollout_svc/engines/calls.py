@@ -1,0 +1,123 @@
+"""What passes between the service and a dialect: plain records, no HTTP library in sight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rollout_svc.config import SamplingConfig
+from rollout_svc.sample import FinishReason, VersionSpan
+
+__all__ = ["Call", "Completion", "Dialect", "EngineInfo", "GenerateRequest", "Reply"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP call to make: method, path below the worker's url, encoded JSON body, and which key it needs."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back: status, the body's bytes, and `Retry-After` in seconds where it was sent."""
+
+    status: int
+    body: bytes
+    retry_after_s: float | None = None
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """One engine call.
+
+    Attributes:
+        request_id: the wire id, fixed width, new for every call.
+        input_ids: prompt and prefix, token ids.
+        max_tokens: what may still be generated, at least 1.
+        sampling: the rest of the sampling settings.
+        extra: opaque top-level keys from the prompt line.
+    """
+
+    request_id: str
+    input_ids: list[int]
+    max_tokens: int
+    sampling: SamplingConfig
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Completion:
+    """A valid answer to one call.
+
+    Attributes:
+        ids: new token ids only, never the prefix.
+        logprobs: one natural-log probability for each.
+        finish_reason: in our words.
+        engine_finish_reason: in the engine's.
+        spans: weight versions over `ids`; None where the label is no integer or the engine reports none.
+        late: the lane's epoch closed before this was parsed.
+        worker: id of the worker that answered.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    engine_finish_reason: str
+    spans: tuple[VersionSpan, ...]
+    late: bool = False
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine says of itself: its weight label as sent, and its limits where it names them."""
+
+    weight_label: str | None
+    capabilities: tuple[str, ...] = ()
+    version: str | None = None
+
+
+class Dialect(Protocol):
+    """Pure translation for one kind of engine. Parsers raise WorkerFailure or SampleFailure, nothing else."""
+
+    name: str
+
+    def generate(self, request: GenerateRequest) -> Call:
+        """Build the generation call."""
+
+    def parse_generate(self, reply: Reply) -> Completion:
+        """Read its answer."""
+
+    def abort(self, request_ids: list[str] | None) -> list[Call]:
+        """Build the calls that abort these requests, or everything for None."""
+
+    def ping(self) -> Call:
+        """Build the cheap liveness probe: it never generates and works while the engine is paused."""
+
+    def info(self) -> Call:
+        """Build the call that tells the weight label."""
+
+    def parse_info(self, reply: Reply) -> EngineInfo:
+        """Read its answer; raises WorkerFailure."""
+
+    def loads(self) -> Call:
+        """Build the call that counts the engine's own running and waiting requests."""
+
+    def parse_loads(self, reply: Reply) -> int:
+        """Read the count; raises WorkerFailure."""
+
+    def update_from_disk(self, path: str, version: int) -> Call:
+        """Build the call that loads weights from a path and labels them."""
+
+    def set_version(self, version: int) -> Call:
+        """Build the call that labels the loaded weights, touching nothing else."""
+
+    def flush_cache(self) -> Call:
+        """Build the call that drops every cached prefix."""
+
+    def parse_done(self, reply: Reply) -> None:
+        """Check that a control call succeeded; raises WorkerFailure with the engine's own words."""

@@ -1,0 +1,114 @@
+"""The one HTTP transport: a session for data, and one for control.
+
+Invariants:
+
+- Control calls never share a connection, a pool or a limit with generation.
+- Every aiohttp error leaves as WorkerFailure; a cancellation leaves as itself.
+- A call is one attempt. Repeating is the caller's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+
+from rollout_svc.engines.calls import Call, Reply
+from rollout_svc.errors import WorkerFailure
+
+__all__ = ["Endpoint", "Transport"]
+
+# uvicorn closes idle connections after 5 s; ours must go first, or a request is written into a dying connection.
+_KEEPALIVE_S: Final = 4.0
+_CONNECT_S: Final = 10.0  # seconds for one TCP connect; a black-holed address otherwise takes minutes
+_CONTROL_PER_WORKER: Final = 8  # connections: one is kept warm, the rest only for bursts of aborts by id
+
+
+class Endpoint:
+    """Where a worker listens, and the headers its two lanes need."""
+
+    __slots__ = ("admin_headers", "data_headers", "url")
+
+    def __init__(self, url: str, api_key: str | None, admin_key: str | None) -> None:
+        self.url = url.rstrip("/")
+        base = {"Content-Type": "application/json"}
+        self.data_headers = base | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+        key = admin_key or api_key
+        self.admin_headers = base | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+class Transport:
+    """Two aiohttp sessions, made in the loop that uses them."""
+
+    __slots__ = ("_control", "_data")
+
+    def __init__(self) -> None:
+        # limit=0: the pool caps requests per worker; a second cap here would be an invisible queue.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        self._data = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=60),
+            timeout=timeout,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self._control = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, limit_per_host=_CONTROL_PER_WORKER, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=60
+            ),
+            timeout=timeout,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def data(self, endpoint: Endpoint, call: Call) -> Reply:
+        """Make a generation call; the caller bounds it."""
+        return await self._send(self._data, endpoint.url + call.path, call, endpoint.data_headers)
+
+    async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        """Make one short control attempt, at most `timeout_s` long."""
+        headers = endpoint.admin_headers if call.admin else endpoint.data_headers
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._send(self._control, endpoint.url + call.path, call, headers)
+        except TimeoutError as error:
+            raise WorkerFailure(
+                "control_timeout", f"{call.method} {call.path}: no answer in {timeout_s:.2f} s", accepted=True
+            ) from error
+
+    @staticmethod
+    async def _send(session: aiohttp.ClientSession, url: str, call: Call, headers: dict[str, str]) -> Reply:
+        try:
+            async with session.request(
+                call.method, url, data=call.body, headers=headers, allow_redirects=False
+            ) as response:
+                body = await response.read()
+                return Reply(response.status, body, _retry_after(response.headers.get("Retry-After")))
+        except aiohttp.ClientConnectorError as error:
+            raise WorkerFailure("connection", f"{url}: {error}", hard=True) from error
+        except aiohttp.ServerTimeoutError as error:
+            raise WorkerFailure("connection", f"{url}: connect took over {_CONNECT_S:g} s", hard=True) from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise WorkerFailure("connection", f"{url}: {error!r}", hard=True, accepted=True) from error
+
+    async def close(self) -> None:
+        """Close both sessions; idempotent."""
+        await self._data.close()
+        await self._control.close()
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds form only; the date form is rare and means the same as saying nothing here."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        return None

@@ -1,0 +1,265 @@
+"""What happened, as frozen records; logs, metrics and traces subscribe, the core only emits.
+
+Invariants:
+
+- An event is a value: emitting one decides nothing and nobody downstream can change it.
+- A subscriber that raises is reported once per event to the bus's error hook and never reaches the emitter.
+- An event type nobody asked for costs one dictionary look-up (`bus.wants`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rollout_svc.gate import Lane
+
+__all__ = [
+    "BatchAcked",
+    "BatchTaken",
+    "ComponentDied",
+    "Event",
+    "EventBus",
+    "GroupAdmitted",
+    "GroupFinished",
+    "GroupHandedBack",
+    "GroupSettled",
+    "LeaseExpired",
+    "PauseFinished",
+    "PauseStarted",
+    "ProducerWaiting",
+    "RequestAborted",
+    "RequestFinished",
+    "RequestRetried",
+    "Resumed",
+    "RungReached",
+    "SampleFailed",
+    "WeightsUpdated",
+    "WorkerChanged",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdmitted(Event):
+    """A prompt was admitted as a group."""
+
+    group_id: str
+    task: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFinished(Event):
+    """Every member of a group is judged; the group is ready."""
+
+    group_id: str
+    task: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHandedBack(Event):
+    """A group went back to the buffer unfinished."""
+
+    group_id: str
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettled(Event):
+    """A group reached its outcome for good."""
+
+    group_id: str
+    task: str
+    outcome: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFailed(Event):
+    """One attempt of a sample failed; `final` when its attempts are used up."""
+
+    sample_id: str
+    task: str
+    reason: str
+    message: str
+    failures: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished(Event):
+    """An engine answered a call."""
+
+    sample_id: str
+    worker: str
+    lane: Lane
+    seconds: float
+    tokens: int
+    finish_reason: str
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRetried(Event):
+    """A call failed by its worker's doing and will be tried again."""
+
+    sample_id: str
+    worker: str | None
+    kind: str
+    attempt: int
+    sleep_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAborted(Event):
+    """A call was cancelled by us before its answer was whole."""
+
+    sample_id: str
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChanged(Event):
+    """A worker moved to another state."""
+
+    worker: str
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerWaiting(Event):
+    """The producer cannot start anything, and why; emitted when the reason changes."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseStarted(Event):
+    """A pause closed the gate."""
+
+    ticket: int
+    mode: str
+    lanes: tuple[Lane, ...]
+    deadline_s: float
+    joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RungReached(Event):
+    """The ladder reached a rung with this much still pending."""
+
+    ticket: int
+    name: str
+    at_s: float
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseFinished(Event):
+    """A pause returned its report."""
+
+    ticket: int
+    clean: bool
+    elapsed_s: float
+    abandoned: int
+    parked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """The gate opened again."""
+
+    ticket: int
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsUpdated(Event):
+    """An update ended; `odd` names the workers it did not reach."""
+
+    version: int
+    kind: str
+    seconds: float
+    ok: bool
+    odd: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTaken(Event):
+    """A batch was leased to a trainer."""
+
+    batch_id: str
+    step: int
+    groups: int
+    samples: int
+    wait_s: float
+    metrics: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAcked(Event):
+    """A batch was consumed for good."""
+
+    batch_id: str
+    step: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExpired(Event):
+    """A lease ended without an ack; its groups are ready again."""
+
+    batch_id: str
+    step: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentDied(Event):
+    """A part that must live as long as the service ended with an error."""
+
+    component: str
+    error: str
+    traceback: str = field(repr=False)
+
+
+E = TypeVar("E", bound=Event)
+
+
+class EventBus:
+    """Synchronous fan-out of events to their subscribers."""
+
+    __slots__ = ("_on_error", "_subscribers")
+
+    def __init__(self, on_error: Callable[[Event, Exception], None] | None = None) -> None:
+        self._subscribers: dict[type[Event], list[Callable[[Any], None]]] = {}
+        self._on_error = on_error
+
+    def subscribe(self, kind: type[E], handler: Callable[[E], None]) -> None:
+        """Call `handler(event)` for every event of exactly this type."""
+        self._subscribers.setdefault(kind, []).append(handler)
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anybody subscribed to this type: ask before building a costly event."""
+        return kind in self._subscribers
+
+    def emit(self, event: Event) -> None:
+        """Hand the event to its subscribers, in the order they subscribed."""
+        for handler in self._subscribers.get(type(event), ()):
+            try:
+                handler(event)
+            except Exception as error:  # noqa: BLE001 - a subscriber's bug must not reach the core
+                if self._on_error is not None:
+                    self._on_error(event, error)

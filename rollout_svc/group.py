@@ -1,0 +1,206 @@
+"""One admission of a prompt: its samples, and the ledger account the group stands in.
+
+Invariants:
+
+- A group is in exactly one account; every move is told to the ledger in the same synchronous step.
+- A group settles as one: CONSUMED, FILTERED, EXPIRED or FAILED takes every unsettled member along and revokes
+  its attempt.
+- A group is handed back with no member GENERATING, GENERATED or JUDGING: those become ABORTED, tokens kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from rollout_svc.errors import IllegalTransition
+from rollout_svc.gate import Lane
+from rollout_svc.ledger import SETTLED, Account, Ledger
+from rollout_svc.sample import SETTLED_STATUSES, ResumeAt, Sample, SampleStatus
+
+__all__ = ["Group", "Prompt", "Settlement"]
+
+Settlement = Literal["consumed", "filtered", "expired", "failed"]
+
+_MOVES: Final[dict[Account, frozenset[Account]]] = {
+    "queued": frozenset({"in_flight", "expired", "failed"}),
+    "in_flight": frozenset({"ready", "aborted", "filtered", "expired", "failed"}),
+    "aborted": frozenset({"in_flight", "expired", "failed"}),
+    "ready": frozenset({"leased", "filtered", "expired", "failed"}),
+    "leased": frozenset({"ready", "consumed", "expired"}),
+}
+_STATUS_OF: Final[dict[Settlement, SampleStatus]] = {
+    "consumed": SampleStatus.CONSUMED,
+    "filtered": SampleStatus.FILTERED,
+    "expired": SampleStatus.EXPIRED,
+    "failed": SampleStatus.FAILED,
+}
+_HANDED_BACK_AT: Final[dict[SampleStatus, ResumeAt]] = {
+    SampleStatus.GENERATING: "generate",
+    SampleStatus.GENERATED: "judge",
+    SampleStatus.JUDGING: "judge",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be answered.
+
+    Attributes:
+        prompt_id: given, or the hash of its line; repeats over dataset epochs.
+        task: the name of its task.
+        input_ids: encoded prompt, token ids.
+        content: the line's own `messages` or `text`, or None when it came as ids.
+        ground_truth: whatever the judger compares with.
+        meta: opaque to us, handed on with the batch.
+        engine_extra: opaque top-level keys for the engine.
+    """
+
+    prompt_id: str
+    task: str
+    input_ids: list[int]
+    content: Any = None
+    ground_truth: Any = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    engine_extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Group:
+    """The samples of one admission; see the module's invariants."""
+
+    __slots__ = (
+        "_ledger",
+        "account",
+        "created_at",
+        "group_id",
+        "hand_backs",
+        "lane",
+        "not_before",
+        "prompt",
+        "ready_at",
+        "reason",
+        "samples",
+    )
+
+    def __init__(  # noqa: D417
+        self, *, group_id: str, prompt: Prompt, size: int, lane: Lane, ledger: Ledger, now: float = 0.0
+    ) -> None:
+        """Admit the group: from here on the ledger counts it.
+
+        Args:
+            group_id: unique per admission.
+            size: number of samples (`prompt_repeat_k`), at least 1.
+            now: monotonic seconds.
+        """
+        if size < 1:
+            raise IllegalTransition(f"{group_id}: a group needs a member")
+        self.group_id = group_id
+        self.prompt = prompt
+        self.lane: Lane = lane
+        self.account: Account = "queued"
+        self.created_at = now
+        self.ready_at: float | None = None
+        self.not_before = 0.0
+        self.hand_backs = 0
+        self.reason: str | None = None
+        self._ledger = ledger
+        self.samples = tuple(
+            Sample(
+                sample_id=f"{group_id}.{index}",
+                group_id=group_id,
+                index=index,
+                prompt_ids=prompt.input_ids,
+                ledger=ledger,
+            )
+            for index in range(size)
+        )
+        ledger.admit(size)
+
+    def __repr__(self) -> str:
+        return f"<Group {self.group_id} {self.account} {[str(sample.status) for sample in self.samples]}>"
+
+    @property
+    def status(self) -> SampleStatus:
+        """The group's common outcome.
+
+        Raises:
+            IllegalTransition: a member is unfinished: such a group has no status.
+        """
+        statuses = {sample.status for sample in self.samples}
+        finished = SETTLED_STATUSES | {SampleStatus.COMPLETED}
+        if len(statuses) != 1 or not statuses <= finished:
+            raise IllegalTransition(f"{self.group_id} has no group status: members are {sorted(statuses)}")
+        return next(iter(statuses))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the outcome is for good."""
+        return self.account in SETTLED
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member is COMPLETED."""
+        return all(sample.status is SampleStatus.COMPLETED for sample in self.samples)
+
+    def versions(self) -> set[int | None]:
+        """Every weight version that made a token of a member."""
+        return {span.version for sample in self.samples for span in sample.weight_versions}
+
+    def start(self) -> None:
+        """A task takes the group: queued or aborted -> in_flight."""
+        self._move("in_flight")
+
+    def finish(self, now: float) -> None:
+        """Every member is COMPLETED: in_flight -> ready."""
+        if not self.complete:
+            raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
+        self.ready_at = now
+        self._move("ready")
+
+    def hand_back(self, not_before: float = 0.0) -> None:
+        """Return the group unfinished: in_flight -> aborted; running members become ABORTED, attempts revoked."""
+        for sample in self.samples:
+            resume_at = _HANDED_BACK_AT.get(sample.status)
+            if resume_at is not None:
+                sample.transition(sample.attempt, SampleStatus.ABORTED, reason="hand_back", resume_at=resume_at)
+            if not sample.settled:
+                sample.revoke()
+        self.hand_backs += 1
+        self.not_before = not_before
+        self._move("aborted")
+
+    def lease(self) -> None:
+        """Lend the group to a trainer: ready -> leased."""
+        self._move("leased")
+        for sample in self.samples:
+            sample.set_leased(leased=True)
+
+    def unlease(self) -> None:
+        """The lease ended without an ack: leased -> ready."""
+        self._move("ready")
+        for sample in self.samples:
+            sample.set_leased(leased=False)
+
+    def settle(self, outcome: Settlement, reason: str | None = None, *, culprit: Sample | None = None) -> None:
+        """End the group for good; every unsettled member goes along and loses its attempt.
+
+        Args:
+            outcome: the account it ends in.
+            reason: typed reason; None only for consumed.
+            culprit: the member that caused it; the others get `sibling_failed`.
+        """
+        status = _STATUS_OF[outcome]
+        self._move(outcome)
+        self.reason = reason
+        for sample in self.samples:
+            if sample.settled:
+                continue
+            own = culprit is None or sample is culprit
+            sample.transition(sample.attempt, status, reason=reason if own else "sibling_failed")
+            sample.revoke()
+
+    def _move(self, to: Account) -> None:
+        if to not in _MOVES.get(self.account, frozenset()):
+            raise IllegalTransition(f"{self.group_id}: {self.account} -> {to}")
+        self._ledger.move_group(self.account, to)
+        self.account = to

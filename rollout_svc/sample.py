@@ -1,0 +1,317 @@
+"""One answer: its tokens, its status, and the attempt that may write to it.
+
+Invariants:
+
+- `transition` is the only writer of a status, and only along the arrows below; a settled sample never moves.
+- Every write names an attempt. A revoked attempt writes nothing: the write counts as `late_discarded` and raises.
+- The ledger is told of every move in the same synchronous step, so it balances between any two awaits.
+- Tokens only grow, except when a sample is redone (ABORTED or GENERATING to INIT) or settled without being
+  consumed, where they are dropped.
+
+    INIT -> GENERATING -> GENERATED -> JUDGING -> COMPLETED -> CONSUMED
+                |             |           |
+                +--> ABORTED <+-----------+     ABORTED -> GENERATING | JUDGING (resume_at) | INIT (redone)
+                +--> INIT (a failure with attempts left)
+    any unsettled state -> FAILED | EXPIRED | FILTERED
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from rollout_svc.errors import IllegalTransition, StaleAttempt
+from rollout_svc.ledger import Account, Ledger
+
+__all__ = ["FinishReason", "ResumeAt", "Sample", "SampleStatus", "Segment", "VersionSpan"]
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+ResumeAt = Literal["generate", "judge"]
+
+
+class SampleStatus(StrEnum):
+    """Where a sample stands; the values are the JSON spelling."""
+
+    INIT = "INIT"
+    GENERATING = "GENERATING"
+    GENERATED = "GENERATED"
+    JUDGING = "JUDGING"
+    COMPLETED = "COMPLETED"
+    ABORTED = "ABORTED"
+    CONSUMED = "CONSUMED"
+    FAILED = "FAILED"
+    EXPIRED = "EXPIRED"
+    FILTERED = "FILTERED"
+
+
+_S = SampleStatus
+_DROPPED: Final = frozenset({_S.FAILED, _S.EXPIRED, _S.FILTERED})
+SETTLED_STATUSES: Final = _DROPPED | {_S.CONSUMED}
+_ARROWS: Final[dict[SampleStatus, frozenset[SampleStatus]]] = {
+    _S.INIT: frozenset({_S.GENERATING}) | _DROPPED,
+    _S.GENERATING: frozenset({_S.GENERATED, _S.ABORTED, _S.INIT}) | _DROPPED,
+    _S.GENERATED: frozenset({_S.JUDGING, _S.ABORTED}) | _DROPPED,
+    _S.JUDGING: frozenset({_S.COMPLETED, _S.ABORTED}) | _DROPPED,
+    _S.ABORTED: frozenset({_S.GENERATING, _S.JUDGING, _S.INIT}) | _DROPPED,
+    _S.COMPLETED: frozenset({_S.CONSUMED}) | _DROPPED,
+    **{settled: frozenset() for settled in SETTLED_STATUSES},
+}
+_ACCOUNT_OF: Final[dict[SampleStatus, Account]] = {
+    _S.INIT: "queued",
+    _S.GENERATING: "in_flight",
+    _S.GENERATED: "in_flight",
+    _S.JUDGING: "in_flight",
+    _S.ABORTED: "aborted",
+    _S.COMPLETED: "ready",
+    _S.CONSUMED: "consumed",
+    _S.FAILED: "failed",
+    _S.EXPIRED: "expired",
+    _S.FILTERED: "filtered",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens `[start, end)` were made under `version`; None where the engine reports none."""
+
+    version: int | None
+    start: int
+    end: int
+
+    def as_json(self) -> dict[str, int | None]:
+        """Return the record of the contract."""
+        return {"version": self.version, "start": self.start, "end": self.end}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens of one engine call, or tokens an agent put between two calls.
+
+    Attributes:
+        ids: token ids, in order.
+        logprobs: natural log of the probability the engine gave each token; 0.0 where `by_model` is false.
+        spans: weight versions over this segment, indexed from its own first token.
+        by_model: false for environment and tool tokens: mask 0, no logprob.
+        turn: which turn of the conversation the tokens belong to, from 0.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    spans: tuple[VersionSpan, ...]
+    by_model: bool = True
+    turn: int = 0
+
+
+class Sample:
+    """One answer of a group; see the module's invariants."""
+
+    __slots__ = (
+        "_leased",
+        "_ledger",
+        "attempt",
+        "engine_finish_reason",
+        "failures",
+        "finish_reason",
+        "group_id",
+        "index",
+        "meta",
+        "prompt_ids",
+        "reason",
+        "response",
+        "resume_at",
+        "reward",
+        "reward_parts",
+        "sample_id",
+        "segments",
+        "since",
+        "status",
+        "turn",
+        "worker_failures",
+    )
+
+    def __init__(self, *, sample_id: str, group_id: str, index: int, prompt_ids: list[int], ledger: Ledger) -> None:
+        self.sample_id = sample_id
+        self.group_id = group_id
+        self.index = index
+        self.prompt_ids = prompt_ids
+        self.status = SampleStatus.INIT
+        self.attempt = 0
+        self.segments: list[Segment] = []
+        self.turn = 0
+        self.finish_reason: FinishReason | None = None
+        self.engine_finish_reason: str | None = None
+        self.resume_at: ResumeAt | None = None
+        self.reward: float | None = None
+        self.reward_parts: dict[str, float] = {}
+        self.response: str | None = None
+        self.reason: str | None = None
+        self.meta: dict[str, Any] = {}
+        self.failures = 0
+        self.worker_failures: list[tuple[str, int]] = []
+        self.since = 0.0
+        self._ledger = ledger
+        self._leased = False
+
+    def __repr__(self) -> str:
+        return f"<Sample {self.sample_id} {self.status} attempt={self.attempt} tokens={self.response_length}>"
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether the outcome is for good."""
+        return self.status in SETTLED_STATUSES
+
+    @property
+    def account(self) -> Account:
+        """The ledger account this sample is counted in."""
+        return "leased" if self._leased and self.status is SampleStatus.COMPLETED else _ACCOUNT_OF[self.status]
+
+    @property
+    def response_length(self) -> int:
+        """Number of response tokens, the environment's included."""
+        return sum(len(segment.ids) for segment in self.segments)
+
+    @property
+    def response_ids(self) -> list[int]:
+        """Response token ids over all segments."""
+        if len(self.segments) == 1:
+            return self.segments[0].ids
+        return [token for segment in self.segments for token in segment.ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One logprob per response token; 0.0 for tokens the model did not make."""
+        if len(self.segments) == 1:
+            return self.segments[0].logprobs
+        return [value for segment in self.segments for value in segment.logprobs]
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """One 0 or 1 per response token: 1 where the model made it."""
+        return [bit for segment in self.segments for bit in [int(segment.by_model)] * len(segment.ids)]
+
+    @property
+    def weight_versions(self) -> tuple[VersionSpan, ...]:
+        """Weight versions over `response_ids`, neighbours of one version joined; model tokens only."""
+        if len(self.segments) == 1:
+            return self.segments[0].spans
+        joined: list[VersionSpan] = []
+        offset = 0
+        for segment in self.segments:
+            for span in segment.spans:
+                start, end = span.start + offset, span.end + offset
+                last = joined[-1] if joined else None
+                if last is not None and last.version == span.version and last.end == start:
+                    joined[-1] = VersionSpan(span.version, last.start, end)
+                else:
+                    joined.append(VersionSpan(span.version, start, end))
+            offset += len(segment.ids)
+        return tuple(joined)
+
+    def turn_ids(self) -> list[int]:
+        """Tokens the model has made in the turn that is under way (its prefix when it is continued)."""
+        return [
+            token for segment in self.segments if segment.turn == self.turn and segment.by_model for token in segment.ids
+        ]
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def check(self, attempt: int) -> None:
+        """Raise StaleAttempt, and count the write as late, unless `attempt` is the one in force."""
+        if attempt != self.attempt:
+            self._ledger.late_discarded += 1
+            raise StaleAttempt(f"{self.sample_id}: attempt {attempt} was revoked; {self.attempt} is in force")
+
+    def transition(
+        self,
+        attempt: int,
+        to: SampleStatus,
+        *,
+        reason: str | None = None,
+        resume_at: ResumeAt | None = None,
+    ) -> None:
+        """Move to another status, told to the ledger in the same step.
+
+        Args:
+            attempt: the attempt in whose name this is written.
+            to: the new status.
+            reason: typed reason; required for FAILED, EXPIRED and FILTERED.
+            resume_at: where an ABORTED sample goes on; required for ABORTED.
+
+        Raises:
+            StaleAttempt: the attempt was revoked.
+            IllegalTransition: no such arrow, or its reason or resume_at is missing.
+        """
+        self.check(attempt)
+        if to not in _ARROWS[self.status]:
+            raise IllegalTransition(f"{self.sample_id}: {self.status} -> {to}")
+        if to in _DROPPED and not reason:
+            raise IllegalTransition(f"{self.sample_id}: {to} needs a reason")
+        if to is SampleStatus.ABORTED and resume_at is None:
+            raise IllegalTransition(f"{self.sample_id}: ABORTED needs resume_at")
+        if self.status is SampleStatus.ABORTED and to is not SampleStatus.INIT and to not in _DROPPED:
+            wanted = SampleStatus.JUDGING if self.resume_at == "judge" else SampleStatus.GENERATING
+            if to is not wanted:
+                raise IllegalTransition(f"{self.sample_id}: ABORTED at {self.resume_at} -> {to}")
+        if to is SampleStatus.COMPLETED and self.reward is None:
+            raise IllegalTransition(f"{self.sample_id}: COMPLETED without a reward")
+        self._ledger.move_samples(self.account, _ACCOUNT_OF[to])
+        if to is SampleStatus.INIT:
+            self._ledger.redone += 1
+        self.status = to
+        self.reason = reason
+        self.resume_at = resume_at if to is SampleStatus.ABORTED else None
+        if to is SampleStatus.INIT or to in _DROPPED:
+            self._drop_payload()
+
+    def hand_out(self) -> int:
+        """Give the sample to a task: a new attempt, and GENERATING or JUDGING; returns the attempt.
+
+        A sample that was aborted after its engine had finished gets the engine's finish reason back.
+        """
+        self.attempt += 1
+        if self.status is SampleStatus.ABORTED and self.resume_at == "judge":
+            if self.finish_reason == "abort":
+                self.finish_reason = "length" if self.engine_finish_reason in ("length", "abort") else "stop"
+            self.transition(self.attempt, SampleStatus.JUDGING)
+        else:
+            self.finish_reason = None
+            self.transition(self.attempt, SampleStatus.GENERATING)
+        return self.attempt
+
+    def revoke(self) -> None:
+        """Take the sample from whoever holds it: from now on that attempt writes nothing."""
+        self.attempt += 1
+
+    def extend(self, attempt: int, segment: Segment) -> None:
+        """Append tokens under an attempt; empty segments are not kept."""
+        self.check(attempt)
+        if segment.ids:
+            self.segments.append(segment)
+
+    def grade(self, attempt: int, value: float, parts: dict[str, float]) -> None:
+        """Record the reward and complete the sample."""
+        self.check(attempt)
+        self.reward = value
+        self.reward_parts = parts
+        self.transition(attempt, SampleStatus.COMPLETED)
+
+    def set_leased(self, *, leased: bool) -> None:
+        """Count a COMPLETED sample as leased, or as ready again."""
+        if self.status is not SampleStatus.COMPLETED:
+            raise IllegalTransition(f"{self.sample_id}: {self.status} cannot be leased")
+        if leased != self._leased:
+            before = self.account
+            self._leased = leased
+            self._ledger.move_samples(before, self.account)
+
+    def _drop_payload(self) -> None:
+        self.segments = []
+        self.turn = 0
+        self.response = None
+        self.reward = None
+        self.reward_parts = {}
+        self.finish_reason = None
+        self.engine_finish_reason = None

@@ -1,0 +1,62 @@
+"""Awaiting a gate: the async side of `gate.py`.
+
+Invariants:
+
+- A waiter looks at the state first and again after every wake-up, so a change between look and wait is not missed.
+- A waiter that is cancelled leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rollout_svc.gate import Gate, Lane
+
+__all__ = ["GateSignals"]
+
+
+class GateSignals:
+    """Lets coroutines wait for a lane to open, or sleep until it closes."""
+
+    __slots__ = ("_gate", "_waiting")
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._waiting: dict[asyncio.Future[None], Lane] = {}
+        gate.subscribe(self._changed)
+
+    async def wait_open(self, lane: Lane) -> None:
+        """Return once the lane is open; it may have closed again when the caller runs: look again before acting."""
+        while not self._gate.is_open(lane):
+            await self._next_change(lane, None)
+
+    async def sleep_while_open(self, lane: Lane, seconds: float) -> bool:
+        """Sleep, but no longer than the lane stays open; returns whether the full time passed with it open."""
+        end = asyncio.get_running_loop().time() + seconds
+        while self._gate.is_open(lane):
+            if asyncio.get_running_loop().time() >= end:
+                return True
+            await self._next_change(lane, end)
+        return False
+
+    async def _next_change(self, lane: Lane, deadline: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting[future] = lane
+        timer = None if deadline is None else loop.call_at(deadline, self._wake, future)
+        try:
+            await future
+        finally:
+            self._waiting.pop(future, None)
+            if timer is not None:
+                timer.cancel()
+
+    @staticmethod
+    def _wake(future: asyncio.Future[None]) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def _changed(self, lane: Lane) -> None:
+        for future, waits_for in tuple(self._waiting.items()):
+            if waits_for == lane:
+                self._wake(future)

@@ -1,0 +1,75 @@
+"""The owner of every asyncio task the service makes.
+
+Invariants:
+
+- Every task is created here and named; `live` is all of them, and nothing else.
+- A `critical` task that ends with an error calls `on_death` once, at once, with that error.
+- Closing cancels each task once and waits under one deadline; a task that swallows its cancellation is
+  reported by name, never waited for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+__all__ = ["TaskOwner", "wait_until"]
+
+
+class TaskOwner:
+    """Creates, names and finally reaps tasks."""
+
+    __slots__ = ("_on_death", "_tasks")
+
+    def __init__(self, on_death: Callable[[str, BaseException], None] | None = None) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_death = on_death
+
+    @property
+    def live(self) -> frozenset[asyncio.Task[Any]]:
+        """Tasks that have not ended."""
+        return frozenset(self._tasks)
+
+    def spawn(self, name: str, coroutine: Coroutine[Any, Any, Any], *, critical: bool = False) -> asyncio.Task[Any]:
+        """Start a named task; a critical one reports its death."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._critical_ended if critical else self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None and self._on_death is not None:
+                self._on_death(task.get_name(), error)
+
+    def _critical_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or self._on_death is None:
+            return
+        error = task.exception()
+        self._on_death(task.get_name(), error or RuntimeError(f"{task.get_name()} ended although it must not"))
+
+    async def close(self, deadline: float) -> tuple[str, ...]:
+        """Cancel all tasks and wait until `deadline` (loop time); returns the names of those that still run."""
+        current = asyncio.current_task()
+        waiting = {task for task in self._tasks if task is not current}
+        for task in waiting:
+            task.cancel()
+        await wait_until(waiting, deadline)
+        return tuple(sorted(task.get_name() for task in waiting if not task.done()))
+
+
+async def wait_until(tasks: Iterable[asyncio.Future[Any]], deadline: float) -> None:
+    """Wait for all of them, at most until `deadline` (loop time); cancels nothing and raises nothing of theirs."""
+    pending = {task for task in tasks if not task.done()}
+    remaining = deadline - asyncio.get_running_loop().time()
+    if pending and remaining > 0:
+        await asyncio.wait(pending, timeout=remaining)
+    for task in pending:
+        if task.done() and not task.cancelled():
+            with contextlib.suppress(BaseException):
+                task.exception()
