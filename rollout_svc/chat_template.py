@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 from rollout_svc.errors import ConfigError, SampleFailure
 
+__all__ = ["BAD_PROMPT", "ChatTemplate", "Messages", "Render", "load_chat_template"]
+
 NEEDS_JINJA = "chat templates need jinja2: pip install 'rollout-svc[hf]'"
 FIELD = "tokenizer.chat_template"
 """Where the user sets it."""

@@ -18,6 +18,24 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+__all__ = [
+    "AgentConfig",
+    "BufferConfig",
+    "Config",
+    "JudgerConfig",
+    "PauseConfig",
+    "PluginConfig",
+    "ProducerConfig",
+    "PromptsConfig",
+    "SamplingConfig",
+    "ServiceConfig",
+    "TaskConfig",
+    "TokenizerConfig",
+    "TrainerConfig",
+    "WorkerConfig",
+    "is_loopback",
+]
+
 NOT_SUPPORTED = "not supported by this version"
 
 Dialect = Literal["auto", "sglang", "vllm", "lmdeploy"]

@@ -9,6 +9,8 @@ import resource
 
 from rollout_svc.plan import Plan, check_open_files
 
+__all__ = ["raise_open_file_limit"]
+
 
 def raise_open_file_limit(plan: Plan) -> int:
     """Raise the soft limit on open files to what the plan needs, and return the limit now in force.

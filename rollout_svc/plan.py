@@ -18,6 +18,8 @@ from typing import Any
 from rollout_svc.config import TrainerConfig
 from rollout_svc.errors import ConfigError, Problem
 
+__all__ = ["Plan", "check_open_files", "make_plan"]
+
 MAX_REQUESTS_PER_WORKER = 1_000_000
 """Requests: beyond this a plan is a mistake in the settings, whatever the machine."""
 RESERVED_FILES = 256

@@ -18,6 +18,8 @@ from rollout_svc.chat_template import BAD_PROMPT, Messages, Render, load_chat_te
 from rollout_svc.config import TokenizerConfig
 from rollout_svc.errors import ConfigError, SampleFailure
 
+__all__ = ["BYTE_EOS", "ByteTokenizer", "FileTokenizer", "TextCodec", "Tokenizer", "load_tokenizer"]
+
 INLINE_TOKENS = 4096
 """Bytes or ids: a cheap tokenizer handles these in well under 0.1 ms, less than a trip to a thread costs the loop."""
 BYTE_EOS = 256

@@ -17,6 +17,8 @@ import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+__all__ = ["Level", "configure_logs"]
+
 Level = Literal["debug", "info", "warning", "error", "critical"]
 LEVELS = logging.getLevelNamesMapping()
 
