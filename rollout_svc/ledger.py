@@ -57,7 +57,7 @@ class _Book:
         self.counts[target] += number
 
     def as_json(self) -> dict[str, int]:
-        return {"admitted": self.admitted, **self.counts}
+        return {"admitted": self.admitted} | {str(name): number for name, number in self.counts.items()}
 
 
 class Ledger:

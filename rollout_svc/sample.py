@@ -213,7 +213,10 @@ class Sample:
     def turn_ids(self) -> list[int]:
         """Tokens the model has made in the turn that is under way (its prefix when it is continued)."""
         return [
-            token for segment in self.segments if segment.turn == self.turn and segment.by_model for token in segment.ids
+            token
+            for segment in self.segments
+            if segment.turn == self.turn and segment.by_model
+            for token in segment.ids
         ]
 
     # -- writing ---------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 Invariants:
 
 - Every task is created here and named; `live` is all of them, and nothing else.
-- A `critical` task that ends with an error calls `on_death` once, at once, with that error.
+- A task that ends with an error calls `on_death` once, at once, unless it was spawned `handled`; a `critical` one
+  does so whenever it ends.
 - Closing cancels each task once and waits under one deadline; a task that swallows its cancellation is
   reported by name, never waited for again.
 """
@@ -32,11 +33,23 @@ class TaskOwner:
         """Tasks that have not ended."""
         return frozenset(self._tasks)
 
-    def spawn(self, name: str, coroutine: Coroutine[Any, Any, Any], *, critical: bool = False) -> asyncio.Task[Any]:
-        """Start a named task; a critical one reports its death."""
+    def spawn(
+        self, name: str, coroutine: Coroutine[Any, Any, Any], *, critical: bool = False, handled: bool = False
+    ) -> asyncio.Task[Any]:
+        """Start a named task.
+
+        Args:
+            name: `kind:id`, for people who look for what is stuck.
+            coroutine: what to run.
+            critical: it must live as long as the service: any end but a cancellation is a death.
+            handled: whoever awaits or watches the task deals with its errors.
+        """
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._critical_ended if critical else self._ended)
+        if handled:
+            task.add_done_callback(self._tasks.discard)
+        else:
+            task.add_done_callback(self._critical_ended if critical else self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

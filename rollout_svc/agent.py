@@ -1,0 +1,179 @@
+"""What an agent loop is given, what it must do, and the one helper for a turn.
+
+An agent loop is any object with
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample
+
+It calls `ctx.generate(ids)` once per turn, with the whole prefix as token ids, and returns the sample. Tokens are
+recorded by `generate` itself, under the attempt this context was made for.
+
+Invariants:
+
+- A turn that `generate` returns is whole. A turn that was cut raises `Interrupted` (mode `abort`) or is continued
+  after the gate opens (mode `park`); an agent that swallows the exception changes nothing: `ctx.cut` remembers.
+- A continued turn sends prefix + tokens so far, with what is left of its budget; `max_tokens` counts the model's
+  tokens of one turn over all its segments.
+- Nothing is generated past a stop the engine reported, even where that answer came too late to count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rollout_svc.config import SamplingConfig
+from rollout_svc.engines.calls import Completion
+from rollout_svc.errors import Interrupted
+from rollout_svc.gate import Lane
+from rollout_svc.group import Prompt
+from rollout_svc.sample import FinishReason, ResumeAt, Sample, Segment
+from rollout_svc.signals import GateSignals
+
+__all__ = ["Agent", "AgentContext", "EngineCaller", "OnPause", "Turn"]
+
+OnPause = Literal["abort", "park"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One whole answer of the model: all its tokens, over as many engine calls as it took."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+
+
+class Agent(Protocol):
+    """A loop that turns a sample into a finished conversation."""
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        """Call `ctx.generate` once per turn and return the sample."""
+
+
+class EngineCaller(Protocol):
+    """Makes one engine call, retries included; given to the context by the pool."""
+
+    async def generate(
+        self,
+        sample: Sample,
+        prompt: Prompt,
+        lane: Lane,
+        input_ids: list[int],
+        max_tokens: int,
+        sampling: SamplingConfig,
+    ) -> Completion:
+        """Return a valid completion; raises Interrupted, WorkerFailure or SampleFailure."""
+
+
+class AgentContext:
+    """What one attempt of one sample may use; dead once the attempt is revoked."""
+
+    __slots__ = (
+        "_attempt",
+        "_engines",
+        "_on_parked",
+        "_sample",
+        "_signals",
+        "cut",
+        "lane",
+        "on_pause",
+        "parked",
+        "prompt",
+        "sampling",
+        "turns",
+    )
+
+    def __init__(
+        self,
+        *,
+        sample: Sample,
+        attempt: int,
+        prompt: Prompt,
+        lane: Lane,
+        sampling: SamplingConfig,
+        on_pause: OnPause,
+        engines: EngineCaller,
+        signals: GateSignals,
+        on_parked: Callable[[], None],
+    ) -> None:
+        self.prompt = prompt
+        self.lane: Lane = lane
+        self.sampling = sampling
+        self.on_pause: OnPause = on_pause
+        self.turns = 0
+        self.parked = False
+        self.cut: ResumeAt | None = None
+        self._sample = sample
+        self._attempt = attempt
+        self._engines = engines
+        self._signals = signals
+        self._on_parked = on_parked
+
+    async def generate(self, ids: list[int], sampling: SamplingConfig | None = None) -> Turn:
+        """Generate one turn after the token ids `ids` (prompt and earlier turns; not this turn's own tokens).
+
+        Args:
+            ids: the whole prefix, token ids.
+            sampling: settings for this turn; None uses the task's.
+
+        Returns:
+            The whole turn.
+
+        Raises:
+            Interrupted: the turn was cut by a pause and this loop does not park; its tokens are kept.
+            SampleFailure: the engine's answer was invalid, or it refused the request.
+            WorkerFailure: no worker could take it; the sample goes back and nothing is counted against it.
+        """
+        settings = sampling or self.sampling
+        sample = self._sample
+        done = sample.turn_ids()
+        while True:
+            budget = settings.max_tokens - len(done)
+            if budget <= 0:
+                return self._whole_turn("length")
+            completion = await self._engines.generate(sample, self.prompt, self.lane, ids + done, budget, settings)
+            segment = Segment(completion.ids, completion.logprobs, completion.spans, turn=sample.turn)
+            sample.extend(self._attempt, segment)
+            done = done + completion.ids if done else completion.ids
+            sample.engine_finish_reason = completion.engine_finish_reason
+            finish = _turn_end(completion, used_up=len(done) >= settings.max_tokens)
+            if not completion.late and finish != "abort":
+                return self._whole_turn(finish)
+            sample.finish_reason = "abort"
+            if self.on_pause == "abort":
+                self.cut = "generate" if finish == "abort" else "judge"
+                raise Interrupted(f"{sample.sample_id}: the turn was cut")
+            await self._park()
+            if finish != "abort":
+                return self._whole_turn(finish)
+
+    def _whole_turn(self, finish: FinishReason) -> Turn:
+        sample = self._sample
+        sample.check(self._attempt)
+        own = [segment for segment in sample.segments if segment.turn == sample.turn and segment.by_model]
+        sample.finish_reason = finish
+        sample.turn += 1
+        self.turns += 1
+        if len(own) == 1:
+            return Turn(own[0].ids, own[0].logprobs, finish)
+        return Turn(
+            [token for segment in own for token in segment.ids],
+            [value for segment in own for value in segment.logprobs],
+            finish,
+        )
+
+    async def _park(self) -> None:
+        self.parked = True
+        self._on_parked()
+        try:
+            await self._signals.wait_open(self.lane)
+        finally:
+            self.parked = False
+
+
+def _turn_end(completion: Completion, *, used_up: bool) -> FinishReason:
+    """How the turn ended for us: an abort that had used the whole budget is a `length`."""
+    if completion.finish_reason == "abort" and used_up:
+        return "length"
+    return completion.finish_reason

@@ -1,0 +1,276 @@
+"""What a judger is, and judge calls made cancellable, bounded and off the loop.
+
+A judger is any object with `judge(sample) -> float | Reward`, or `judge_group(samples) -> list` of them, async or
+not; it never has to know about pauses, timeouts or threads.
+
+Invariants:
+
+- No judge starts while its lane's gate is closed; one that waits for its turn leaves the queue when it closes.
+- The timeout of a call starts when the call starts: queueing is never counted against a judge.
+- A call ends for its caller exactly once, whatever the judger does afterwards: a hung or cancelled judge that
+  answers later writes nothing.
+- A synchronous judger runs in a process that can be killed, and is, at its timeout or at a pause.
+- A failure is a typed SampleFailure, never a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from rollout_svc.errors import Interrupted, SampleFailure
+from rollout_svc.gate import Gate, Lane
+from rollout_svc.plugins import PluginSpec
+from rollout_svc.sample import FinishReason
+from rollout_svc.tasks import TaskOwner
+
+__all__ = ["JudgeCall", "JudgeDesk", "JudgedSample", "Judging", "ProcessRunner", "Reward"]
+
+_SINGLE: Final = "judge"
+_GROUP: Final = "judge_group"
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward and the named parts it was made of."""
+
+    value: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSample:
+    """What a judger sees of a sample: values only, so that nothing it does can change the sample."""
+
+    sample_id: str
+    group_id: str
+    task: str
+    prompt: Any
+    prompt_ids: list[int]
+    response: str | None
+    response_ids: list[int]
+    ground_truth: Any
+    meta: dict[str, Any]
+    finish_reason: FinishReason | None
+
+
+class ProcessRunner(Protocol):
+    """Runs a synchronous judger in a process that can be killed."""
+
+    def submit(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> asyncio.Future[Any]:
+        """Start it; cancelling the future kills the call, a TimeoutError ends it after `timeout_s` of running."""
+
+
+class JudgeDesk:
+    """One task's judger, its limits, and who waits for it."""
+
+    __slots__ = ("_judger", "_waiting", "by_group", "concurrency", "is_async", "name", "running", "spec", "timeout_s")
+
+    def __init__(
+        self, *, name: str, judger: Any, spec: PluginSpec, timeout_s: float, concurrency: int | None = None
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.timeout_s = timeout_s
+        self.concurrency = concurrency
+        self.by_group = hasattr(judger, _GROUP)
+        self.is_async = inspect.iscoroutinefunction(getattr(judger, self.method))
+        self.running = 0
+        self._judger = judger
+        self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
+
+    @property
+    def method(self) -> str:
+        """The method this judger is called by."""
+        return _GROUP if self.by_group else _SINGLE
+
+    def call(self, payload: Any) -> Any:
+        """Make the coroutine of an async judger."""
+        return getattr(self._judger, self.method)(payload)
+
+    async def enter(self, lane: Lane) -> None:
+        """Take a place; waits for one, and raises Interrupted when the lane closes meanwhile."""
+        while self.concurrency is not None and self.running >= self.concurrency:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((lane, future))
+            try:
+                await future
+            except asyncio.CancelledError:
+                self._wake_next()
+                raise
+        self.running += 1
+
+    def leave(self) -> None:
+        """Give the place back."""
+        self.running -= 1
+        self._wake_next()
+
+    def turn_away(self, lane: Lane) -> None:
+        """End the wait of everyone of this lane: its gate closed."""
+        for entry in tuple(self._waiting):
+            if entry[0] == lane:
+                self._waiting.remove(entry)
+                if not entry[1].done():
+                    entry[1].set_exception(Interrupted("the gate closed before this judge started"))
+
+    def _wake_next(self) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()[1]
+            if not future.done():
+                future.set_result(None)
+                return
+
+
+@dataclass(eq=False, slots=True)
+class JudgeCall:
+    """A judge call under way."""
+
+    desk: JudgeDesk
+    lane: Lane
+    sample_ids: tuple[str, ...]
+    since: float
+    outcome: asyncio.Future[list[Reward]]
+    work: asyncio.Future[Any]
+    timer: asyncio.TimerHandle | None = None
+
+
+class Judging:
+    """Every judge call under way, and the way to end them."""
+
+    def __init__(self, *, gate: Gate, tasks: TaskOwner, processes: ProcessRunner | None = None) -> None:
+        self._gate = gate
+        self._tasks = tasks
+        self._processes = processes
+        self._desks: list[JudgeDesk] = []
+        self._calls: dict[JudgeCall, None] = {}
+        gate.subscribe(self._gate_changed)
+
+    @property
+    def calls(self) -> tuple[JudgeCall, ...]:
+        """Calls under way, oldest first."""
+        return tuple(self._calls)
+
+    def pending(self, lanes: Iterable[Lane]) -> int:
+        """Number of calls under way in these lanes."""
+        wanted = frozenset(lanes)
+        return sum(call.lane in wanted for call in self._calls)
+
+    def add_desk(self, desk: JudgeDesk) -> None:
+        """Register a task's judger."""
+        self._desks.append(desk)
+
+    async def judge(self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample]) -> list[Reward]:
+        """Judge one sample, or a whole group where the judger is a group judger.
+
+        Returns:
+            One reward per sample, in order.
+
+        Raises:
+            Interrupted: a pause came first; the samples are judged again later.
+            SampleFailure: `judge_timeout`, `judge_error` or `judge_invalid`.
+        """
+        self._refuse_when_closed(lane)
+        await desk.enter(lane)
+        try:
+            self._refuse_when_closed(lane)
+            call = self._start(desk, lane, samples)
+            try:
+                return await call.outcome
+            finally:
+                self._end(call)
+        finally:
+            desk.leave()
+
+    def interrupt(self, lanes: Iterable[Lane], limit: int) -> int:
+        """End up to `limit` calls of these lanes now; returns how many. Call again until it returns 0."""
+        wanted = frozenset(lanes)
+        chosen = [call for call in self._calls if call.lane in wanted and not call.outcome.done()][:limit]
+        for call in chosen:
+            call.outcome.set_exception(Interrupted("a pause ended this judge call"))
+            call.work.cancel()
+        return len(chosen)
+
+    def _refuse_when_closed(self, lane: Lane) -> None:
+        if not self._gate.is_open(lane):
+            raise Interrupted("the gate is closed: no judge starts")
+
+    def _gate_changed(self, lane: Lane) -> None:
+        if not self._gate.is_open(lane):
+            for desk in self._desks:
+                desk.turn_away(lane)
+
+    def _start(self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample]) -> JudgeCall:
+        loop = asyncio.get_running_loop()
+        ids = tuple(sample.sample_id for sample in samples)
+        payload: Any = list(samples) if desk.by_group else samples[0]
+        outcome: asyncio.Future[list[Reward]] = loop.create_future()
+        work: asyncio.Future[Any]
+        timer = None
+        if desk.is_async:
+            work = self._tasks.spawn(f"judge:{ids[0]}", desk.call(payload), handled=True)
+            timer = loop.call_later(desk.timeout_s, _time_out, outcome, work, desk)
+        elif self._processes is None:
+            raise SampleFailure("judge_error", f"{desk.name}: no process to run a synchronous judger in")
+        else:
+            work = self._processes.submit(desk.spec, desk.method, payload, desk.timeout_s)
+        call = JudgeCall(desk, lane, ids, loop.time(), outcome, work, timer)
+        self._calls[call] = None
+        work.add_done_callback(lambda done: _deliver(call, done, len(samples)))
+        return call
+
+    def _end(self, call: JudgeCall) -> None:
+        self._calls.pop(call, None)
+        if call.timer is not None:
+            call.timer.cancel()
+        if not call.work.done():
+            call.work.cancel()
+        if not call.outcome.done():
+            call.outcome.cancel()
+
+
+def _time_out(outcome: asyncio.Future[list[Reward]], work: asyncio.Future[Any], desk: JudgeDesk) -> None:
+    if not outcome.done():
+        outcome.set_exception(SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s"))
+        work.cancel()
+
+
+def _deliver(call: JudgeCall, work: asyncio.Future[Any], expected: int) -> None:
+    """Carry the judger's result over, once; a result after the outcome is fixed changes nothing."""
+    error = None if work.cancelled() else work.exception()
+    if call.outcome.done():
+        return
+    name = call.desk.name
+    if work.cancelled():
+        call.outcome.set_exception(SampleFailure("judge_error", f"{name}: the judger cancelled itself"))
+    elif isinstance(error, TimeoutError) and not call.desk.is_async:
+        message = f"{name}: no verdict in {call.desk.timeout_s:g} s"
+        call.outcome.set_exception(SampleFailure("judge_timeout", message))
+    elif error is not None:
+        failure = SampleFailure("judge_error", f"{name}: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        call.outcome.set_exception(failure)
+    else:
+        try:
+            call.outcome.set_result(_rewards(work.result(), call.desk, expected))
+        except SampleFailure as failure:
+            call.outcome.set_exception(failure)
+
+
+def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
+    values = result if desk.by_group else [result]
+    if not isinstance(values, list) or len(values) != expected:
+        raise SampleFailure("judge_invalid", f"{desk.name}: expected a list of {expected} rewards, got {result!r:.200}")
+    return [_reward(value, desk) for value in values]
+
+
+def _reward(value: Any, desk: JudgeDesk) -> Reward:
+    reward = value if isinstance(value, Reward) else Reward(value)
+    number = reward.value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise SampleFailure("judge_invalid", f"{desk.name}: a reward is a finite number, not {value!r:.200}")
+    return reward if type(number) is float else Reward(float(number), reward.parts)
