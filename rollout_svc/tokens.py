@@ -21,7 +21,7 @@ from rollout_svc.errors import ConfigError, SampleFailure
 __all__ = ["BYTE_EOS", "ByteTokenizer", "FileTokenizer", "TextCodec", "Tokenizer", "load_tokenizer"]
 
 INLINE_TOKENS = 4096
-"""Bytes or ids: a cheap tokenizer handles these in well under 0.1 ms, less than a trip to a thread costs the loop."""
+"""Bytes or ids: a cheap tokenizer handles these in 0.1 ms at most, about what a trip to a thread costs."""
 BYTE_EOS = 256
 """Id of the end of sequence in the bytes vocabulary; 0 to 255 are the bytes themselves."""
 

@@ -8,6 +8,7 @@ import yaml
 from rollout_svc.config import TrainerConfig
 from rollout_svc.configfile import config_from_mapping, dump_config, load_config, load_trainer
 from rollout_svc.errors import ConfigError, Problem
+from rollout_svc.plan import make_plan
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 MINIMAL = "tasks: [{name: a, prompts: {push: true}}]\n"
@@ -276,5 +277,12 @@ def test_the_trainer_example_is_complete() -> None:
     """The trainer example names every key of the trainer, and reads alone."""
     data = yaml.safe_load((CONFIGS / "trainer-example.yaml").read_text())
     assert set(data["trainer"]) == set(TrainerConfig.model_fields)
-    assert load_trainer(CONFIGS / "trainer-example.yaml").train_batch_size == 256
-    assert load_config(CONFIGS / "sglang.yaml").trainer.train_batch_size == 256
+    assert load_trainer(CONFIGS / "trainer-example.yaml").train_batch_size == 64
+    assert load_config(CONFIGS / "sglang.yaml").trainer.train_batch_size == 64
+
+
+@pytest.mark.parametrize("name", ["quickstart.yaml", "sglang.yaml"])
+def test_the_examples_fit_their_workers(name: str) -> None:
+    """The example deployments need no adjusting: their plans have no warnings."""
+    config = load_config(CONFIGS / name)
+    assert make_plan(config.trainer, [worker.max_batch for worker in config.workers]).warnings == ()
