@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Completion
@@ -33,6 +33,9 @@ from rollout_svc.signals import GateSignals
 __all__ = ["Agent", "AgentContext", "EngineCaller", "OnPause", "Turn"]
 
 OnPause = Literal["abort", "park"]
+
+_CUT_S: Final = 0.05  # seconds before a turn that its engine cut is continued, doubling
+_CUT_CAP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +74,15 @@ class AgentContext:
 
     __slots__ = (
         "_attempt",
+        "_cuts",
         "_engines",
         "_on_parked",
         "_sample",
         "_signals",
+        "calling",
         "cut",
         "lane",
         "on_pause",
-        "parked",
         "prompt",
         "sampling",
         "turns",
@@ -102,7 +106,8 @@ class AgentContext:
         self.sampling = sampling
         self.on_pause: OnPause = on_pause
         self.turns = 0
-        self.parked = False
+        self._cuts = 0
+        self.calling = False
         self.cut: ResumeAt | None = None
         self._sample = sample
         self._attempt = attempt
@@ -132,7 +137,10 @@ class AgentContext:
             budget = settings.max_tokens - len(done)
             if budget <= 0:
                 return self._whole_turn("length")
-            completion = await self._engines.generate(sample, self.prompt, self.lane, ids + done, budget, settings)
+            completion = await self._call(ids + done, budget, settings)
+            if completion is None:
+                await self._park()
+                continue
             segment = Segment(completion.ids, completion.logprobs, completion.spans, turn=sample.turn)
             sample.extend(self._attempt, segment)
             done = done + completion.ids if done else completion.ids
@@ -147,6 +155,18 @@ class AgentContext:
             await self._park()
             if finish != "abort":
                 return self._whole_turn(finish)
+
+    async def _call(self, input_ids: list[int], budget: int, settings: SamplingConfig) -> Completion | None:
+        """Make one engine call; None when it was interrupted and this loop parks."""
+        self.calling = True
+        try:
+            return await self._engines.generate(self._sample, self.prompt, self.lane, input_ids, budget, settings)
+        except Interrupted:
+            if self.on_pause == "abort":
+                raise
+            return None
+        finally:
+            self.calling = False
 
     def _whole_turn(self, finish: FinishReason) -> Turn:
         sample = self._sample
@@ -164,12 +184,11 @@ class AgentContext:
         )
 
     async def _park(self) -> None:
-        self.parked = True
+        """Wait for the gate; an engine that cuts turns although it is open is asked again ever more slowly."""
+        self._cuts += 1
+        await self._signals.sleep_while_open(self.lane, min(_CUT_CAP_S, _CUT_S * 2 ** min(self._cuts, 16)))
         self._on_parked()
-        try:
-            await self._signals.wait_open(self.lane)
-        finally:
-            self.parked = False
+        await self._signals.wait_open(self.lane)
 
 
 def _turn_end(completion: Completion, *, used_up: bool) -> FinishReason:

@@ -18,6 +18,24 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+__all__ = [
+    "AgentConfig",
+    "BufferConfig",
+    "Config",
+    "JudgerConfig",
+    "PauseConfig",
+    "PluginConfig",
+    "ProducerConfig",
+    "PromptsConfig",
+    "SamplingConfig",
+    "ServiceConfig",
+    "TaskConfig",
+    "TokenizerConfig",
+    "TrainerConfig",
+    "WorkerConfig",
+    "is_loopback",
+]
+
 NOT_SUPPORTED = "not supported by this version"
 
 Dialect = Literal["auto", "sglang", "vllm", "lmdeploy"]
@@ -329,7 +347,7 @@ class Config(Settings):
     """Engines may still be loading: wait this long for them."""
     request_timeout_s: Seconds = 1200.0
     """A generation request that was accepted must be answered in this time."""
-    tasks: Annotated[tuple[TaskConfig, ...], Field(strict=False, min_length=1)]
+    tasks: Listed[TaskConfig]
     """What is to be done; at least one."""
     trainer: TrainerConfig = TrainerConfig()
     """What the trainer consumes."""
@@ -348,6 +366,8 @@ class Config(Settings):
 
     @field_validator("tasks")
     @classmethod
-    def _unique_names(cls, tasks: tuple[TaskConfig, ...]) -> tuple[TaskConfig, ...]:
+    def _some_of_unique_names(cls, tasks: tuple[TaskConfig, ...]) -> tuple[TaskConfig, ...]:
+        if not tasks:
+            raise ValueError("a service without a task has no work: give at least one")
         _refuse_repeats([task.name for task in tasks], "name", "task")
         return tasks

@@ -44,7 +44,7 @@ class PebbleRunner:
     def close(self) -> None:
         """Kill what runs and end the processes; blocks for as long as that takes, so call it off the loop."""
         if self._pool is not None:
-            self._pool.stop()
+            self._pool.stop()  # type: ignore[no-untyped-call]
             self._pool.join()
             self._pool = None
 

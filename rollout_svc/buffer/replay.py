@@ -1,0 +1,150 @@
+"""The replay buffer: unfinished groups that wait to go on, finished ones that wait for a trainer, and leases.
+
+Invariants:
+
+- A group is in at most one of: unfinished, ready, a lease. Each move is one synchronous step.
+- A lease ends exactly once: by its ack (consumed for good) or by time (its groups are ready again, in front).
+- Order is first in, first out; what comes back goes to the front, so that old work is finished first.
+- The clock is passed in.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rollout_svc.group import Group
+
+__all__ = ["Lease", "ReplayBuffer"]
+
+_REMEMBERED_LEASES = 1024  # ended leases whose fate is still told to a late ack
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A batch lent to a trainer until it acknowledges, or until `expires_at` (clock seconds)."""
+
+    batch_id: str
+    step: int
+    groups: tuple[Group, ...]
+    expires_at: float
+
+
+class ReplayBuffer:
+    """All groups that no task owns and that are not settled."""
+
+    def __init__(self) -> None:
+        self._unfinished: OrderedDict[str, Group] = OrderedDict()
+        self._ready: OrderedDict[str, Group] = OrderedDict()
+        self._leases: dict[str, Lease] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._listeners: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<ReplayBuffer unfinished={len(self._unfinished)} ready={len(self._ready)} leases={len(self._leases)}>"
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` after every change."""
+        self._listeners.append(listener)
+
+    def _changed(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    # -- unfinished ------------------------------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> int:
+        """Groups that wait to go on."""
+        return len(self._unfinished)
+
+    def put_back(self, group: Group) -> None:
+        """Keep a group that was handed back unfinished."""
+        self._unfinished[group.group_id] = group
+        self._changed()
+
+    def next_unfinished(self, now: float) -> Group | None:
+        """Take out the oldest group whose time has come; None when there is none."""
+        for group_id, group in self._unfinished.items():
+            if group.not_before <= now:
+                del self._unfinished[group_id]
+                return group
+        return None
+
+    def earliest(self) -> float | None:
+        """When the next unfinished group may go on; None when there is none."""
+        return min((group.not_before for group in self._unfinished.values()), default=None)
+
+    # -- ready -----------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        """Groups that wait for a trainer."""
+        return len(self._ready)
+
+    def ready_groups(self) -> Iterator[Group]:
+        """Those groups, oldest first."""
+        return iter(tuple(self._ready.values()))
+
+    def put_ready(self, group: Group) -> None:
+        """Keep a finished group."""
+        self._ready[group.group_id] = group
+        self._changed()
+
+    def drop_ready(self, group: Group) -> None:
+        """Take a finished group out; the caller settles it."""
+        del self._ready[group.group_id]
+
+    # -- leases ----------------------------------------------------------------------------------------------
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """Leases in force."""
+        return tuple(self._leases.values())
+
+    def lease(self, batch_id: str, step: int, groups: list[Group], expires_at: float) -> Lease:
+        """Lend ready groups as one batch."""
+        for group in groups:
+            del self._ready[group.group_id]
+            group.lease()
+        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at)
+        return lease
+
+    def leased_at(self, step: int) -> Lease | None:
+        """The lease of a step, if it is in force."""
+        return next((lease for lease in self._leases.values() if lease.step == step), None)
+
+    def acknowledge(self, batch_id: str) -> Lease | None:
+        """Consume a leased batch for good; None when no such lease is in force."""
+        lease = self._leases.pop(batch_id, None)
+        if lease is None:
+            return None
+        for group in lease.groups:
+            group.settle("consumed")
+        self._remember(batch_id, "acknowledged")
+        self._changed()
+        return lease
+
+    def expire_leases(self, now: float) -> list[Lease]:
+        """End the leases whose time has passed; their groups are ready again, before all others."""
+        expired = [lease for lease in self._leases.values() if lease.expires_at <= now]
+        for lease in expired:
+            del self._leases[lease.batch_id]
+            for group in reversed(lease.groups):
+                group.unlease()
+                self._ready[group.group_id] = group
+                self._ready.move_to_end(group.group_id, last=False)
+            self._remember(lease.batch_id, "expired")
+        if expired:
+            self._changed()
+        return expired
+
+    def fate(self, batch_id: str) -> str | None:
+        """How an ended lease ended: `acknowledged` or `expired`; None for one never seen, or long ago."""
+        return self._ended.get(batch_id)
+
+    def _remember(self, batch_id: str, fate: str) -> None:
+        self._ended[batch_id] = fate
+        if len(self._ended) > _REMEMBERED_LEASES:
+            self._ended.popitem(last=False)

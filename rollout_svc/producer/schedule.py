@@ -1,0 +1,80 @@
+"""What the producer may do next: pure functions over counts.
+
+Invariants:
+
+- Work under way is continued before anything new is admitted.
+- Requests under way reach the target of the plan and are started only below it.
+- Groups admitted and not consumed never exceed `plan.max_groups`.
+- With no worker in traffic nothing is started, so no prompt is used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Counts", "Decision", "decide", "next_task"]
+
+Action = Literal["continue", "admit", "wait"]
+WaitReason = Literal["", "gate_closed", "no_worker", "target_reached", "max_groups", "no_prompts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What is the case now.
+
+    Attributes:
+        gate_open: whether anything may start.
+        active_workers: workers in traffic.
+        generating: samples in their agent loop.
+        unsettled_groups: groups admitted and not consumed, filtered, expired or failed.
+        continuable: unfinished groups whose rest is over.
+    """
+
+    gate_open: bool
+    active_workers: int
+    generating: int
+    unsettled_groups: int
+    continuable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One step: continue a group, admit a prompt, or wait, and why."""
+
+    action: Action
+    reason: WaitReason = ""
+
+
+def decide(counts: Counts, *, required: int, max_groups: int) -> Decision:
+    """Return the next step.
+
+    Args:
+        counts: what is the case.
+        required: requests per worker the plan asks for.
+        max_groups: the plan's bound on unsettled groups.
+    """
+    if not counts.gate_open:
+        return Decision("wait", "gate_closed")
+    if counts.active_workers == 0:
+        return Decision("wait", "no_worker")
+    if counts.generating >= required * counts.active_workers:
+        return Decision("wait", "target_reached")
+    if counts.continuable:
+        return Decision("continue")
+    if counts.unsettled_groups >= max_groups:
+        return Decision("wait", "max_groups")
+    return Decision("admit")
+
+
+def next_task(admitted: Mapping[str, int], weights: Mapping[str, float]) -> str | None:
+    """The task that is furthest behind its share; None when no task has prompts.
+
+    Args:
+        admitted: groups admitted so far, by task.
+        weights: share by task, of the tasks that have a prompt to give.
+    """
+    if not weights:
+        return None
+    return min(weights, key=lambda task: ((admitted.get(task, 0) + 1) / weights[task], task))

@@ -1,0 +1,125 @@
+"""All group runs: what is under way, and how to take it back.
+
+Invariants:
+
+- `generating` counts the members inside their agent loop; the producer's target is measured by it.
+- A run is here from its start until it closed and its last task ended; a task that outlives its run is a straggler,
+  listed until it ends.
+- When a lane opens, runs that were kept over the pause by a parked member launch their other members again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from rollout_svc.buffer.replay import ReplayBuffer
+from rollout_svc.events import GroupFinished, GroupHandedBack, GroupSettled
+from rollout_svc.gate import Lane
+from rollout_svc.group import Group
+from rollout_svc.rollout.run import GroupRun, Member, Tools
+from rollout_svc.rollout.runtime import TaskRuntime
+
+__all__ = ["Rollouts"]
+
+
+class Rollouts:
+    """The runs of one lane's buffer."""
+
+    def __init__(self, *, tools: Tools, buffer: ReplayBuffer) -> None:
+        self.generating = 0
+        self._tools = tools
+        self._buffer = buffer
+        self._runs: dict[str, GroupRun] = {}
+        self._stragglers: dict[asyncio.Task[None], Member] = {}
+        self._listeners: list[Callable[[], None]] = []
+        tools.gate.subscribe(self._gate_changed)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` whenever a run or a member changed."""
+        self._listeners.append(listener)
+
+    def start(self, group: Group, runtime: TaskRuntime) -> None:
+        """Run a group; the caller has looked at the gate in this very step."""
+        run = GroupRun(group, runtime, self._tools, self)
+        self._runs[group.group_id] = run
+        run.start()
+
+    # -- the pause's view ------------------------------------------------------------------------------------
+
+    def runs(self, lanes: Iterable[Lane]) -> list[GroupRun]:
+        """Open runs of these lanes."""
+        wanted = frozenset(lanes)
+        return [run for run in self._runs.values() if run.group.lane in wanted]
+
+    def members(self, lanes: Iterable[Lane]) -> list[Member]:
+        """Members with a live task."""
+        return [member for run in self.runs(lanes) for member in run.members.values()]
+
+    def parked(self, lanes: Iterable[Lane]) -> list[Member]:
+        """Members whose loop waits, or works in its own tool, without an engine or a judge."""
+        return [member for member in self.members(lanes) if member.parked]
+
+    def pending(self, lanes: Iterable[Lane]) -> int:
+        """Members that still have to end, and puts under way."""
+        total = 0
+        for run in self.runs(lanes):
+            total += sum(not member.parked for member in run.members.values()) + (run.putting is not None)
+        return total
+
+    @property
+    def stragglers(self) -> tuple[Member, ...]:
+        """Members whose task outlived its run: fenced, and still here."""
+        return tuple(self._stragglers.values())
+
+    def hand_back(self, lanes: Iterable[Lane], limit: int) -> int:
+        """Take back up to `limit` runs that have a member which is not parked; returns how many."""
+        chosen = [
+            run
+            for run in self.runs(lanes)
+            if run.putting is not None or not all(member.parked for member in run.members.values())
+        ][:limit]
+        for run in chosen:
+            members = list(run.members.values())
+            for task in run.hand_back("pause"):
+                task.cancel()
+            for member in members:
+                self._follow(member)
+        return len(chosen)
+
+    def _follow(self, member: Member) -> None:
+        task = member.task
+        if task is not None and not task.done():
+            self._stragglers[task] = member
+            task.add_done_callback(lambda done: self._stragglers.pop(done, None))
+
+    # -- the runs' view --------------------------------------------------------------------------------------
+
+    def run_changed(self, run: GroupRun) -> None:  # noqa: ARG002 - one listener serves all runs
+        """A member ended or parked: the producer may start more, the ladder counts less."""
+        self._notify()
+
+    def run_closed(self, run: GroupRun, reason: str) -> None:
+        """Put the group where its account says."""
+        group = run.group
+        del self._runs[group.group_id]
+        task, bus = group.prompt.task, self._tools.bus
+        if group.account == "ready":
+            bus.emit(GroupFinished(group.group_id, task, (group.ready_at or 0.0) - group.created_at))
+            self._buffer.put_ready(group)
+        elif group.account == "aborted":
+            bus.emit(GroupHandedBack(group.group_id, task, reason))
+            self._buffer.put_back(group)
+        else:
+            self._tools.tally.settled[f"{group.account}:{group.reason}"] += 1
+            bus.emit(GroupSettled(group.group_id, task, group.account, group.reason))
+        self._notify()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _gate_changed(self, lane: Lane) -> None:
+        if self._tools.gate.is_open(lane):
+            for run in self.runs((lane,)):
+                run.launch()

@@ -1,0 +1,348 @@
+"""One group under way: run its agent loops, judge their answers, settle it.
+
+A sample's path: `_generate` (the agent loop, engine calls inside) -> `_judge` -> COMPLETED; when every member is,
+`_put` makes the group durable and hands it to the buffer.
+
+Invariants:
+
+- Every write goes through the member's attempt: once the group was handed back or settled, a member task that still
+  runs can write nothing, whatever it does.
+- A run closes exactly once: finished, handed back, or settled as failed.
+- No member starts, judges or is redone while the lane's gate is closed.
+- Members that are GENERATED or COMPLETED survive any number of retries of their siblings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from rollout_svc.agent import AgentContext, EngineCaller
+from rollout_svc.buffer.storage import Storage
+from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
+from rollout_svc.events import EventBus, SampleFailed
+from rollout_svc.gate import Gate
+from rollout_svc.group import Group
+from rollout_svc.judging import JudgedSample, Judging
+from rollout_svc.rollout.runtime import TaskRuntime
+from rollout_svc.rollout.tally import Tally
+from rollout_svc.sample import ResumeAt, Sample, SampleStatus
+from rollout_svc.signals import GateSignals
+from rollout_svc.tasks import TaskOwner
+from rollout_svc.tokens import TextCodec
+
+__all__ = ["GroupRun", "Member", "Owner", "Tools"]
+
+_S: Final = SampleStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every run uses; made once by the composition root."""
+
+    gate: Gate
+    signals: GateSignals
+    engines: EngineCaller
+    judging: Judging
+    storage: Storage
+    tasks: TaskOwner
+    bus: EventBus
+    codec: TextCodec
+    tally: Tally
+    max_attempts: int
+
+
+class Owner(Protocol):
+    """Who is told what became of a run, and keeps the counts."""
+
+    generating: int
+
+    def run_changed(self, run: GroupRun) -> None:
+        """A member ended or parked."""
+
+    def run_closed(self, run: GroupRun, reason: str) -> None:
+        """The run is over; the group's account says how."""
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One sample in the hands of one task."""
+
+    sample: Sample
+    attempt: int
+    stage: str = "starting"
+    since: float = 0.0
+    task: asyncio.Task[None] | None = None
+    context: AgentContext | None = None
+
+    @property
+    def parked(self) -> bool:
+        """No engine and no judge works for it, and its loop goes on by itself after a resume."""
+        context = self.context
+        return context is not None and context.on_pause == "park" and not context.calling and self.stage == "generating"
+
+
+class GroupRun:
+    """The tasks of one group; see the module's invariants."""
+
+    __slots__ = ("_owner", "_tools", "closed", "group", "members", "putting", "runtime")
+
+    def __init__(self, group: Group, runtime: TaskRuntime, tools: Tools, owner: Owner) -> None:
+        self.group = group
+        self.runtime = runtime
+        self.members: dict[str, Member] = {}
+        self.putting: asyncio.Task[None] | None = None
+        self.closed = False
+        self._tools = tools
+        self._owner = owner
+
+    def __repr__(self) -> str:
+        stages = {member.sample.index: member.stage for member in self.members.values()}
+        return f"<GroupRun {self.group.group_id} closed={self.closed} {stages}>"
+
+    # -- starting and ending ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the group and hand out every member that is not done; the caller has looked at the gate."""
+        self.group.start()
+        self.launch()
+        if not self.members:
+            self._evaluate()
+
+    def launch(self) -> None:
+        """Give every idle unfinished member a task: at the start, and again when the gate opens over parked ones."""
+        for sample in self.group.samples:
+            if sample.status is not _S.COMPLETED and not sample.settled and sample.sample_id not in self.members:
+                self._launch(sample)
+
+    def _launch(self, sample: Sample) -> None:
+        if sample.status in (_S.INIT, _S.ABORTED):
+            if sample.segments:
+                self._tools.tally.continued += 1
+            attempt = sample.hand_out()
+        else:
+            attempt = sample.attempt
+        member = Member(sample, attempt, since=asyncio.get_running_loop().time())
+        self.members[sample.sample_id] = member
+        member.task = self._tools.tasks.spawn(f"sample:{sample.sample_id}", self._run(member))
+        member.task.add_done_callback(lambda _: self._member_ended(member))
+
+    def hand_back(self, reason: str, not_before: float = 0.0) -> list[asyncio.Task[None]]:
+        """Take the group back now, whatever its tasks do; returns those tasks, revoked, for the caller to cancel."""
+        if self.closed:
+            return []
+        self._tools.tally.aborted += sum(sample.account == "in_flight" for sample in self.group.samples)
+        self.closed = True
+        self.group.hand_back(not_before)
+        tasks = self._tasks()
+        self._owner.run_closed(self, reason)
+        return tasks
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [member.task for member in self.members.values() if member.task is not None]
+        return tasks + ([self.putting] if self.putting is not None else [])
+
+    def _member_ended(self, member: Member) -> None:
+        self.members.pop(member.sample.sample_id, None)
+        if not self.closed:
+            self._owner.run_changed(self)
+            if not self.members:
+                self._evaluate()
+
+    def _evaluate(self) -> None:
+        """No member task is left: what now?"""
+        samples = self.group.samples
+        if self.group.complete:
+            self.putting = self._tools.tasks.spawn(f"put:{self.group.group_id}", self._put())
+        elif self.runtime.desk.by_group and all(s.status in (_S.GENERATED, _S.JUDGING) for s in samples):
+            lead = Member(samples[0], samples[0].attempt, "judging", asyncio.get_running_loop().time())
+            self.members[samples[0].sample_id] = lead
+            lead.task = self._tools.tasks.spawn(f"judge-group:{self.group.group_id}", self._judge_group())
+            lead.task.add_done_callback(lambda _: self._member_ended(lead))
+        else:
+            self.hand_back("unfinished", self._rest_until())
+
+    def _rest_until(self) -> float:
+        """A group that came back although nobody paused rests a little longer each time, so that nothing storms."""
+        if not self._tools.gate.is_open(self.group.lane):
+            return 0.0
+        backoff_s = min(5.0, 0.1 * 2 ** min(self.group.hand_backs, 6))
+        return asyncio.get_running_loop().time() + backoff_s
+
+    async def _put(self) -> None:
+        try:
+            await self._tools.storage.save(self.group)
+        except Exception:
+            self.hand_back("put_failed", self._rest_until())
+            raise
+        if not self.closed:
+            self.closed = True
+            self.group.finish(asyncio.get_running_loop().time())
+            self._owner.run_closed(self, "finished")
+
+    # -- one member ------------------------------------------------------------------------------------------
+
+    async def _run(self, member: Member) -> None:
+        """Take one sample as far as it goes now."""
+        sample = member.sample
+        try:
+            while True:
+                try:
+                    if sample.status is _S.GENERATING:
+                        await self._generate(member)
+                    if self.runtime.desk.by_group:
+                        return
+                    if sample.status is _S.GENERATED:
+                        if self._sibling_has_to_generate(sample) or not self._open:
+                            return
+                        sample.transition(member.attempt, _S.JUDGING)
+                    await self._judge(member)
+                except (Interrupted, WorkerFailure):
+                    self._cut(member)
+                    return
+                except SampleFailure as failure:
+                    if not self._failed(member, failure):
+                        return
+                else:
+                    return
+        except StaleAttempt:
+            return
+
+    @property
+    def _open(self) -> bool:
+        return self._tools.gate.is_open(self.group.lane)
+
+    def _sibling_has_to_generate(self, sample: Sample) -> bool:
+        return any(
+            other is not sample and other.status is _S.ABORTED and other.resume_at == "generate"
+            for other in self.group.samples
+        )
+
+    async def _generate(self, member: Member) -> None:
+        sample = member.sample
+        context = member.context = AgentContext(
+            sample=sample,
+            attempt=member.attempt,
+            prompt=self.group.prompt,
+            lane=self.group.lane,
+            sampling=self.runtime.sampling,
+            on_pause=self.runtime.on_pause,
+            engines=self._tools.engines,
+            signals=self._tools.signals,
+            on_parked=lambda: self._owner.run_changed(self),
+        )
+        member.stage = "generating"
+        self._owner.generating += 1
+        try:
+            await self.runtime.agent.run(sample, context)
+        except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
+            raise
+        except Exception as error:
+            raise SampleFailure("agent_error", f"{type(error).__name__}: {error}") from error
+        finally:
+            self._owner.generating -= 1
+        if context.cut is not None:
+            raise Interrupted(f"{sample.sample_id}: the agent went on after its turn was cut")
+        if context.turns == 0:
+            raise SampleFailure("agent_error", "the agent returned without a turn")
+        sample.transition(member.attempt, _S.GENERATED)
+
+    async def _judge(self, member: Member) -> None:
+        sample, desk = member.sample, self.runtime.desk
+        member.stage = "judging"
+        view = await self._view(sample, member.attempt)
+        [reward] = await self._tools.judging.judge(desk, self.group.lane, [view])
+        sample.grade(member.attempt, reward.value, reward.parts)
+
+    async def _judge_group(self) -> None:
+        """Judge all members at once; a failure counts against each of them."""
+        samples, desk = self.group.samples, self.runtime.desk
+        attempts = [sample.attempt for sample in samples]
+        try:
+            for sample, attempt in zip(samples, attempts, strict=True):
+                if sample.status is _S.GENERATED:
+                    sample.transition(attempt, _S.JUDGING)
+            views = [await self._view(sample, attempt) for sample, attempt in zip(samples, attempts, strict=True)]
+            rewards = await self._tools.judging.judge(desk, self.group.lane, views)
+            for sample, attempt, reward in zip(samples, attempts, rewards, strict=True):
+                sample.grade(attempt, reward.value, reward.parts)
+        except Interrupted:
+            return  # handed back by _evaluate: every member goes on at its judge
+        except StaleAttempt:
+            return
+        except SampleFailure as failure:
+            for sample in samples:
+                if not self.closed:
+                    self._count_failure(sample, failure)
+
+    async def _view(self, sample: Sample, attempt: int) -> JudgedSample:
+        prompt = self.group.prompt
+        ids = sample.response_ids
+        if sample.response is None:
+            response = await self._tools.codec.decode(ids)
+            sample.check(attempt)
+            sample.response = response
+        return JudgedSample(
+            sample_id=sample.sample_id,
+            group_id=sample.group_id,
+            task=prompt.task,
+            prompt=prompt.content,
+            prompt_ids=sample.prompt_ids,
+            response=sample.response,
+            response_ids=ids,
+            ground_truth=prompt.ground_truth,
+            meta=prompt.meta,
+            finish_reason=sample.finish_reason,
+        )
+
+    # -- what can go wrong -----------------------------------------------------------------------------------
+
+    def _cut(self, member: Member) -> None:
+        """The right to go on was withdrawn, or no worker could take it: keep the tokens, go on later."""
+        sample, context = member.sample, member.context
+        resume_at: ResumeAt = "judge"
+        if sample.status is _S.GENERATING:
+            resume_at = (context.cut if context is not None else None) or "generate"
+            if context is not None and context.cut is None:
+                sample.finish_reason = "abort"
+        sample.transition(member.attempt, _S.ABORTED, reason="interrupted", resume_at=resume_at)
+        self._tools.tally.aborted += 1
+
+    def _failed(self, member: Member, failure: SampleFailure) -> bool:
+        """Count a failure; returns whether the member goes on at once, with a new attempt."""
+        sample = member.sample
+        sample.check(member.attempt)
+        if not self._count_failure(sample, failure) or not self._open:
+            return False
+        member.attempt = sample.hand_out()
+        member.context = None
+        return True
+
+    def _count_failure(self, sample: Sample, failure: SampleFailure) -> bool:
+        """Put a failed sample where it goes on, or fail its group for good; returns whether it may be tried again."""
+        sample.failures += 1
+        final = sample.failures >= self._tools.max_attempts
+        self._tools.tally.failed[failure.reason] += 1
+        self._tools.bus.emit(
+            SampleFailed(
+                sample.sample_id, self.group.prompt.task, failure.reason, failure.message, sample.failures, final
+            )
+        )
+        if final:
+            self._give_up(sample, failure)
+        elif sample.status is _S.JUDGING:
+            sample.transition(sample.attempt, _S.ABORTED, reason=failure.reason, resume_at="judge")
+        else:
+            sample.transition(sample.attempt, _S.INIT, reason=failure.reason)
+            self._tools.tally.redone += 1
+        return not final
+
+    def _give_up(self, culprit: Sample, failure: SampleFailure) -> None:
+        self.closed = True
+        self.group.settle("failed", failure.reason, culprit=culprit)
+        current = asyncio.current_task()
+        for task in self._tasks():
+            if task is not current:
+                task.cancel()
+        self._owner.run_closed(self, failure.reason)

@@ -1,0 +1,71 @@
+"""A task as it runs: its agent, its judger's desk, its settings.
+
+Invariant: everything a task needs is made here, before anything starts, so that a wrong name or option is a
+ConfigError with its dotted path and never a failure in the middle of a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from rollout_svc.agent import Agent, OnPause
+from rollout_svc.config import Config, SamplingConfig, TaskConfig
+from rollout_svc.errors import ConfigError, Problem
+from rollout_svc.judging import JudgeDesk
+from rollout_svc.plugins import construct, resolve
+
+__all__ = ["TaskRuntime", "make_runtimes"]
+
+_ON_PAUSE: Final = get_args(OnPause)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRuntime:
+    """One task, ready to run."""
+
+    name: str
+    agent: Agent
+    on_pause: OnPause
+    desk: JudgeDesk
+    sampling: SamplingConfig
+    weight: float
+
+
+def make_runtimes(config: Config) -> dict[str, TaskRuntime]:
+    """Make every task's agent and judger.
+
+    Raises:
+        ConfigError: with every problem of every task.
+    """
+    problems: list[Problem] = []
+    runtimes: dict[str, TaskRuntime] = {}
+    for index, task in enumerate(config.tasks):
+        try:
+            runtimes[task.name] = _make(task, f"tasks.{index}")
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return runtimes
+
+
+def _make(task: TaskConfig, path: str) -> TaskRuntime:
+    agent: Any = construct(resolve(task.agent, "agents", f"{path}.agent"), f"{path}.agent")
+    if not callable(getattr(agent, "run", None)):
+        raise ConfigError.at(f"{path}.agent", f"{agent!r} has no method run(sample, ctx)")
+    on_pause = task.agent.on_pause or getattr(agent, "on_pause", "abort")
+    if on_pause not in _ON_PAUSE:
+        raise ConfigError.at(f"{path}.agent", f"its on_pause is {on_pause!r}, not abort or park")
+    spec = resolve(task.judger, "judgers", f"{path}.judger")
+    judger: Any = construct(spec, f"{path}.judger")
+    if not any(callable(getattr(judger, method, None)) for method in ("judge", "judge_group")):
+        raise ConfigError.at(f"{path}.judger", f"{judger!r} has no method judge(sample) or judge_group(samples)")
+    desk = JudgeDesk(
+        name=task.judger.name or spec.target,
+        judger=judger,
+        spec=spec,
+        timeout_s=task.judger.timeout_s,
+        concurrency=task.judger.concurrency,
+    )
+    return TaskRuntime(task.name, agent, on_pause, desk, task.sampling, task.weight)

@@ -1,0 +1,108 @@
+"""Which weights the fleet has, and whether one worker has them too.
+
+Invariants:
+
+- `version` is a number engines reported or were labelled with by us; it is never a wish.
+- A worker enters traffic only with the fleet's version, confirmed by the worker itself.
+- Only an update from `disk` can be replayed to a worker that missed it.
+- Updates and admissions exclude each other: both hold `lock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rollout_svc.engines import EngineInfo, Transport
+from rollout_svc.errors import WorkerFailure
+from rollout_svc.workers.worker import Worker
+
+__all__ = ["Fleet", "Source", "integer_label"]
+
+_LABEL_S: Final = 10.0  # seconds for setting or reading a label
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an update came from."""
+
+    kind: Literal["disk", "external"]
+    path: str | None = None
+
+
+def integer_label(label: str | None) -> int | None:
+    """The version a label means; None for labels that are no integer (a fresh SGLang says `default`)."""
+    try:
+        return None if label is None else int(label)
+    except ValueError:
+        return None
+
+
+class Fleet:
+    """The fleet's weight version, and admission to it."""
+
+    def __init__(self, *, transport: Transport, initial_version: int, update_timeout_s: float) -> None:
+        self.version = initial_version
+        self.source: Source | None = None
+        self.lock = asyncio.Lock()
+        self._transport = transport
+        self._update_timeout_s = update_timeout_s
+        self._anyone = False
+
+    async def admit(self, worker: Worker, info: EngineInfo) -> str | None:
+        """Bring a worker to the fleet's version where that can be done.
+
+        Returns:
+            None when the worker may get traffic, else why not.
+        """
+        async with self.lock:
+            label = integer_label(info.weight_label)
+            worker.version = label
+            if label is not None and label != self.version and self.source is None and not self._anyone:
+                self.version = label  # this service is younger than the engines it found
+            if label != self.version:
+                try:
+                    kept_out = await self._bring_up(worker, label)
+                except WorkerFailure as failure:
+                    return f"weights: {failure}"
+                if kept_out is not None:
+                    return kept_out
+            self._anyone = True
+            return None
+
+    async def _bring_up(self, worker: Worker, label: int | None) -> str | None:
+        if label is None and self.source is None:
+            await self.set_label(worker, self.version)
+        elif self.source is not None and self.source.path is not None:
+            if worker.calls:
+                return "it still runs requests; weights are loaded when it is idle"
+            await self.load(worker, self.source.path, self.version)
+        else:
+            has = "unlabelled weights" if label is None else f"version {label}"
+            return f"it has {has}, the fleet is at version {self.version}, and that update cannot be replayed"
+        if worker.version != self.version:
+            return f"it reports version {worker.version} after being brought to {self.version}"
+        return None
+
+    async def load(self, worker: Worker, path: str, version: int) -> None:
+        """Load weights from a path and have the engine confirm the label; raises WorkerFailure."""
+        call = worker.dialect.update_from_disk(path, version)
+        worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, self._update_timeout_s))
+        await self.read_label(worker)
+
+    async def set_label(self, worker: Worker, version: int) -> None:
+        """Label the weights that are loaded and have the engine confirm; raises WorkerFailure."""
+        call = worker.dialect.set_version(version)
+        worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, _LABEL_S))
+        await self.read_label(worker)
+
+    async def flush(self, worker: Worker) -> None:
+        """Drop every cached prefix; raises WorkerFailure."""
+        call = worker.dialect.flush_cache()
+        worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, _LABEL_S))
+
+    async def read_label(self, worker: Worker) -> None:
+        """Ask the engine which version it has; raises WorkerFailure."""
+        reply = await self._transport.control(worker.endpoint, worker.dialect.info(), _LABEL_S)
+        worker.version = integer_label(worker.dialect.parse_info(reply).weight_label)

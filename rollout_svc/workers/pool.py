@@ -1,0 +1,356 @@
+"""The fleet, and the one way to make an engine call.
+
+Invariants:
+
+- The gate is read and the slot is claimed in one step: nothing starts after the gate closed.
+- At most one live request per sample: before a retry the old one has failed, been answered, or been aborted with
+  its connection closed. Every call has a wire id of its own.
+- Worker failures cost the sample nothing, except poison: the third failure on workers that answered others since.
+- A back-off sleep ends when the lane's gate closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Final
+
+import tenacity
+
+from rollout_svc.config import SamplingConfig
+from rollout_svc.engines import Completion, GenerateRequest, Reply, Transport
+from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, WorkerFailure
+from rollout_svc.events import EventBus, RequestAborted, RequestFinished, RequestRetried, WorkerChanged
+from rollout_svc.gate import Gate, Lane
+from rollout_svc.group import Prompt
+from rollout_svc.sample import Sample
+from rollout_svc.signals import GateSignals
+from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.routing import choose
+from rollout_svc.workers.worker import AbortReason, EngineCall, Worker, WorkerState
+
+__all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
+
+CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
+_MAX_TRIES: Final = 4  # engine calls for one `generate` before the sample goes back to the buffer
+_BACKOFF_S: Final = 0.1  # seconds of the first retry's sleep, doubling, jittered
+_BACKOFF_CAP_S: Final = 5.0
+_RETRY_AFTER_CAP_S: Final = 30.0  # an engine's Retry-After is honoured up to here
+_POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
+
+
+class WorkerPool:
+    """All workers, their slots, and the calls they run."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        signals: GateSignals,
+        transport: Transport,
+        tasks: TaskOwner,
+        bus: EventBus,
+        rng: Random,
+        request_timeout_s: float,
+    ) -> None:
+        self.workers: dict[str, Worker] = {}
+        self._gate = gate
+        self._signals = signals
+        self._transport = transport
+        self._tasks = tasks
+        self._bus = bus
+        self._rng = rng
+        self._request_timeout_s = request_timeout_s
+        self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
+        self._listeners: list[Callable[[], None]] = []
+        self.on_answer: Callable[[Worker, EngineCall, bool], None] | None = None
+        self.on_end: Callable[[Worker, EngineCall], None] | None = None
+        gate.subscribe(self._gate_changed)
+
+    # -- the fleet -------------------------------------------------------------------------------------------
+
+    def add(self, worker: Worker) -> None:
+        """Enter a worker; it gets traffic once it is ACTIVE."""
+        self.workers[worker.worker_id] = worker
+        self.changed()
+
+    def remove(self, worker_id: str) -> None:
+        """Forget a worker."""
+        self.workers.pop(worker_id, None)
+        self.changed()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` whenever a slot, a worker or a state changed."""
+        self._listeners.append(listener)
+
+    def changed(self) -> None:
+        """Wake those who wait for a slot, as far as there are slots, and the listeners."""
+        self._wake_waiting()
+        for listener in self._listeners:
+            listener()
+
+    def state_changed(self, worker: Worker, before: WorkerState, after: WorkerState, reason: str) -> None:
+        """Tell the world and the waiting; given to every worker as its listener."""
+        self._bus.emit(WorkerChanged(worker.worker_id, str(before), str(after), reason))
+        self.changed()
+
+    @property
+    def active(self) -> list[Worker]:
+        """Workers that get traffic."""
+        return [worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE]
+
+    def calls(self, lanes: Iterable[Lane]) -> list[tuple[Worker, EngineCall]]:
+        """Engine calls under way in these lanes."""
+        wanted = frozenset(lanes)
+        return [(worker, call) for worker in self.workers.values() for call in worker.in_lanes(wanted)]
+
+    def pending(self, lanes: frozenset[Lane]) -> int:
+        """How many there are."""
+        return sum(call.lane in lanes for worker in self.workers.values() for call in worker.calls.values())
+
+    # -- one call --------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        sample: Sample,
+        prompt: Prompt,
+        lane: Lane,
+        input_ids: list[int],
+        max_tokens: int,
+        sampling: SamplingConfig,
+    ) -> Completion:
+        """Make an engine call, retried on other workers as `agent.EngineCaller` promises."""
+
+        def request() -> GenerateRequest:
+            return GenerateRequest(uuid.uuid4().hex, input_ids, max_tokens, sampling, prompt.engine_extra)
+
+        try:
+            return await self._try(sample, lane, request(), frozenset())
+        except NoWorker:
+            raise
+        except WorkerFailure as failure:
+            return await self._retry(sample, lane, request, failure)
+
+    async def _retry(
+        self, sample: Sample, lane: Lane, request: Callable[[], GenerateRequest], first: WorkerFailure
+    ) -> Completion:
+        """Try again elsewhere; the happy path never builds any of this."""
+        failures = [first]
+
+        async def sleep(seconds: float) -> None:
+            if not await self._signals.sleep_while_open(lane, seconds):
+                raise Interrupted("the gate closed during a retry's back-off")
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            asked = failures[-1].retry_after_s
+            if asked is not None:
+                return min(asked, _RETRY_AFTER_CAP_S)
+            backoff: float = min(_BACKOFF_CAP_S, _BACKOFF_S * 2**state.attempt_number)
+            return backoff * self._rng.uniform(0.5, 1.0)
+
+        def announce(state: tenacity.RetryCallState) -> None:
+            last = sample.worker_failures[-1][0] if sample.worker_failures else None
+            sleep_s = state.next_action.sleep if state.next_action else 0.0
+            self._bus.emit(
+                RequestRetried(sample.sample_id, last, failures[-1].kind, state.attempt_number, float(sleep_s))
+            )
+
+        async def again() -> Completion:
+            self._refuse_poison(sample, failures[-1])
+            avoid = frozenset(worker_id for worker_id, _ in sample.worker_failures[-1:])
+            try:
+                return await self._try(sample, lane, request(), avoid)
+            except WorkerFailure as failure:
+                failures.append(failure)
+                raise
+
+        retrying = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(_MAX_TRIES),
+            wait=wait,
+            retry=tenacity.retry_if_exception(lambda e: isinstance(e, WorkerFailure) and not isinstance(e, NoWorker)),
+            sleep=sleep,
+            before_sleep=announce,
+            reraise=True,
+        )
+
+        async def from_the_first() -> Completion:
+            # The first try has been made already; tenacity counts it so that its limit and waits are the whole story.
+            if len(failures) == 1 and not replayed:
+                replayed.append(first)
+                raise first
+            return await again()
+
+        replayed: list[WorkerFailure] = []
+        return await retrying(from_the_first)
+
+    async def _try(self, sample: Sample, lane: Lane, request: GenerateRequest, avoid: frozenset[str]) -> Completion:
+        loop = asyncio.get_running_loop()
+        worker = await self._claim(lane, avoid, loop.time() + self._request_timeout_s)
+        call = EngineCall(request.request_id, sample.sample_id, lane, self._gate.epoch(lane), loop.time())
+        worker.calls[call.request_id] = call
+        try:
+            reply = await self._exchange(worker, call, request)
+            completion = self._read(worker, call, request, reply)
+        except WorkerFailure as failure:
+            self._worker_failed(worker, call, sample, failure)
+            raise
+        except SampleFailure:
+            worker.breaker.succeeded()  # it answered: what is wrong is the answer
+            raise
+        except asyncio.CancelledError:
+            self._abort_at_engine(worker, call, "client")
+            raise
+        finally:
+            del worker.calls[call.request_id]
+            if worker.state is WorkerState.DRAINING:
+                worker.attention.set()
+            if self.on_end is not None:
+                self.on_end(worker, call)
+            self.changed()
+        self._answered(worker, call, completion)
+        return completion
+
+    async def _exchange(self, worker: Worker, call: EngineCall, request: GenerateRequest) -> Reply:
+        """Send and receive under the call's own scope, which anyone may end."""
+        try:
+            async with asyncio.timeout(self._request_timeout_s) as call.scope:
+                return await self._transport.data(worker.endpoint, worker.dialect.generate(request))
+        except TimeoutError:
+            reason = call.cancelled_for
+            self._bus.emit(RequestAborted(call.sample_id, worker.worker_id, reason or "timeout"))
+            if reason is None:
+                self._abort_at_engine(worker, call, "timeout")
+                message = f"{worker.worker_id}: no answer in request_timeout_s = {self._request_timeout_s:g} s"
+                raise SampleFailure("request_timeout", message) from None
+            if reason == "worker_dead":
+                raise WorkerFailure("worker_dead", f"{worker.worker_id}: stopped answering", accepted=True) from None
+            raise Interrupted(f"{call.sample_id}: the call was cancelled ({reason})") from None
+
+    def _read(self, worker: Worker, call: EngineCall, request: GenerateRequest, reply: Reply) -> Completion:
+        completion = worker.dialect.parse_generate(reply)
+        if len(completion.ids) > request.max_tokens:
+            raise SampleFailure(
+                "invalid_response", f"{len(completion.ids)} tokens, but only {request.max_tokens} were asked for"
+            )
+        completion.late = call.epoch != self._gate.epoch(call.lane)
+        if completion.finish_reason == "abort" and not completion.ids and not completion.late:
+            raise WorkerFailure("engine_abort", f"{worker.worker_id} aborted a request that nobody asked it to abort")
+        completion.worker = worker.worker_id
+        return completion
+
+    def _answered(self, worker: Worker, call: EngineCall, completion: Completion) -> None:
+        worker.answered += 1
+        worker.breaker.succeeded()
+        if self.on_answer is not None:
+            self.on_answer(worker, call, completion.late and completion.finish_reason != "abort")
+        if self._bus.wants(RequestFinished):
+            self._bus.emit(
+                RequestFinished(
+                    call.sample_id,
+                    worker.worker_id,
+                    call.lane,
+                    asyncio.get_running_loop().time() - call.since,
+                    len(completion.ids),
+                    completion.finish_reason,
+                    completion.late,
+                )
+            )
+
+    def _worker_failed(self, worker: Worker, call: EngineCall, sample: Sample, failure: WorkerFailure) -> None:
+        sample.worker_failures.append((worker.worker_id, worker.answered))
+        if failure.accepted and failure.kind != "connection":
+            self._abort_at_engine(worker, call, "worker_dead")
+        opened = worker.breaker.failed(asyncio.get_running_loop().time(), call.sample_id, hard=failure.hard)
+        if opened and worker.state is WorkerState.ACTIVE:
+            worker.become(WorkerState.RECOVERING, str(failure))
+
+    def _refuse_poison(self, sample: Sample, failure: WorkerFailure) -> None:
+        """Fail a sample that kept failing on workers which answered others meanwhile."""
+        proved = sum(
+            worker_id in self.workers and self.workers[worker_id].answered > answered
+            for worker_id, answered in sample.worker_failures
+        )
+        if proved >= _POISON_FAILURES:
+            sample.worker_failures.clear()
+            raise SampleFailure("poison", f"{proved} workers failed it and answered others; last: {failure}")
+
+    def _abort_at_engine(self, worker: Worker, call: EngineCall, reason: AbortReason) -> None:
+        """Tell the engine, beside everything else, that nobody waits for this request any more."""
+        call.cancelled_for = call.cancelled_for or reason
+        if worker.state is not WorkerState.DEAD:
+            self._tasks.spawn(f"abort:{call.request_id}", self.abort(worker, [call.request_id]), handled=True)
+
+    # -- control ---------------------------------------------------------------------------------------------
+
+    async def abort(self, worker: Worker, request_ids: list[str] | None, timeout_s: float = CONTROL_TIMEOUT_S) -> bool:
+        """Send one abort (by id, or of everything for None) on the control lane; returns whether it was taken."""
+        end = asyncio.get_running_loop().time() + timeout_s
+        for call in worker.dialect.abort(request_ids):
+            remaining = end - asyncio.get_running_loop().time()
+            if remaining <= 0:
+                return False
+            try:
+                worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, remaining))
+            except WorkerFailure:
+                return False
+        return True
+
+    # -- slots -----------------------------------------------------------------------------------------------
+
+    async def _claim(self, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
+        """Return a worker with a free slot; the caller takes the slot before its next await."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._gate.is_open(lane):
+                raise Interrupted("the gate is closed: nothing is dispatched")
+            worker = choose(self.workers.values(), avoid)
+            if worker is not None:
+                return worker
+            if not self.active:
+                raise NoWorker("no worker is in traffic")
+            if loop.time() >= deadline:
+                raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
+            await self._slot_wait(lane, deadline)
+
+    async def _slot_wait(self, lane: Lane, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((lane, future))
+        timer = loop.call_at(deadline, _wake, future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self._wake_waiting()
+            raise
+        finally:
+            timer.cancel()
+
+    def _wake_waiting(self) -> None:
+        """Wake as many as there are free slots; all of them when no worker is left, so that they can say so."""
+        if not self._waiting:
+            return
+        free = sum(worker.limit - len(worker.calls) for worker in self.workers.values() if worker.accepts)
+        wake = free if self.active else len(self._waiting)
+        while self._waiting and wake > 0:
+            future = self._waiting.popleft()[1]
+            if not future.done():
+                future.set_result(None)
+                wake -= 1
+
+    def _gate_changed(self, lane: Lane) -> None:
+        if self._gate.is_open(lane):
+            return
+        kept = deque(entry for entry in self._waiting if entry[0] != lane)
+        for waits_for, future in self._waiting:
+            if waits_for == lane:
+                _wake(future)
+        self._waiting = kept
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

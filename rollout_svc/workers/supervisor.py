@@ -1,0 +1,201 @@
+"""Looks after each worker: reaches it, keeps its control connection warm, notices its death, brings it back.
+
+Invariants:
+
+- One task per worker is the only one that brings a worker into traffic; whoever else notices a fault only takes
+  it out.
+- No worker gets traffic before `admit` said that it has the current weights.
+- A quarantined worker always has a way back: its own count at 0, or a canary after `quarantine_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from rollout_svc.config import SamplingConfig
+from rollout_svc.engines import EngineInfo, GenerateRequest, Transport
+from rollout_svc.errors import SampleFailure, WorkerFailure
+from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.pool import CONTROL_TIMEOUT_S, WorkerPool
+from rollout_svc.workers.worker import Worker, WorkerState
+
+__all__ = ["Admit", "Supervisor"]
+
+Admit = Callable[[Worker, EngineInfo], Awaitable[str | None]]
+
+_PROBE_S: Final = 2.0  # seconds between pings: shorter than the engines' keep-alive, so the connection stays warm
+_FIRST_REACH_S: Final = 0.25  # seconds between attempts to reach an engine that is still loading, doubling
+_REACH_CAP_S: Final = 5.0
+_LOST_PINGS: Final = 3  # pings without an answer before a worker counts as dead
+_RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined worker's own count
+_CANARY_S: Final = 10.0  # seconds a quarantined engine has to make one token
+_CANARY_SAMPLING: Final = SamplingConfig(max_tokens=1)
+_REFUSING: Final = frozenset({"unauthorized", "forbidden", "not_found"})  # it answers, and says no
+
+
+class Supervisor:
+    """One looking-after task per worker."""
+
+    def __init__(
+        self, *, pool: WorkerPool, transport: Transport, tasks: TaskOwner, admit: Admit, quarantine_s: float
+    ) -> None:
+        self._pool = pool
+        self._transport = transport
+        self._tasks = tasks
+        self._admit = admit
+        self._quarantine_s = quarantine_s
+        self._steps: dict[WorkerState, Callable[[Worker], Awaitable[None]]] = {
+            WorkerState.STARTING: self._reach,
+            WorkerState.ACTIVE: self._watch,
+            WorkerState.RECOVERING: self._recover,
+            WorkerState.DEAD: self._recover,
+            WorkerState.QUARANTINED: self._release,
+            WorkerState.DRAINING: self._drain,
+        }
+
+    def look_after(self, worker: Worker) -> None:
+        """Start the worker's task; it ends when the worker is removed."""
+        self._tasks.spawn(f"watch:{worker.worker_id}", self._run(worker))
+
+    async def count(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> int | None:
+        """The engine's own count of running and waiting requests; None when it cannot be had."""
+        try:
+            reply = await self._transport.control(worker.endpoint, worker.dialect.loads(), timeout_s)
+            return worker.dialect.parse_loads(reply)
+        except WorkerFailure:
+            return None
+
+    async def _run(self, worker: Worker) -> None:
+        while self._pool.workers.get(worker.worker_id) is worker:
+            await self._steps[worker.state](worker)
+
+    async def _info(self, worker: Worker) -> EngineInfo:
+        reply = await self._transport.control(worker.endpoint, worker.dialect.info(), CONTROL_TIMEOUT_S)
+        return worker.dialect.parse_info(reply)
+
+    # -- one step per state ----------------------------------------------------------------------------------
+
+    async def _reach(self, worker: Worker) -> None:
+        """STARTING: the engine may still be loading; ask until it answers."""
+        wait_s = _FIRST_REACH_S
+        while worker.state is WorkerState.STARTING:
+            try:
+                info = await self._info(worker)
+            except WorkerFailure as failure:
+                if failure.kind in _REFUSING:
+                    worker.breaker.trip(asyncio.get_running_loop().time())
+                    worker.become(WorkerState.RECOVERING, str(failure))
+                    return
+                worker.reason = str(failure)
+                await _attention(worker, wait_s)
+                wait_s = min(_REACH_CAP_S, wait_s * 2)
+            else:
+                await self._let_in(worker, info)
+
+    async def _watch(self, worker: Worker) -> None:
+        """ACTIVE: ping; an engine that refuses connections, or stays silent, is dead."""
+        await _attention(worker, _PROBE_S)
+        if worker.state is not WorkerState.ACTIVE:
+            return
+        try:
+            await self._transport.control(worker.endpoint, worker.dialect.ping(), CONTROL_TIMEOUT_S)
+        except WorkerFailure as failure:
+            refused = failure.kind == "connection" and not failure.accepted
+            worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
+            if worker.probe_failures >= _LOST_PINGS and worker.state is WorkerState.ACTIVE:
+                self._declare_dead(worker, str(failure))
+        else:
+            worker.probe_failures = 0
+
+    def _declare_dead(self, worker: Worker, reason: str) -> None:
+        worker.breaker.trip(asyncio.get_running_loop().time())
+        worker.become(WorkerState.DEAD, reason)
+        for call in list(worker.calls.values()):
+            call.cancel("worker_dead")
+
+    async def _recover(self, worker: Worker) -> None:
+        """RECOVERING, DEAD: wait out the back-off, ask again, and let one trial through."""
+        wait_s = worker.breaker.retry_at - asyncio.get_running_loop().time()
+        if wait_s > 0:
+            await _attention(worker, wait_s)
+            return
+        try:
+            info = await self._info(worker)
+        except WorkerFailure as failure:
+            worker.reason = str(failure)
+            worker.breaker.trip(asyncio.get_running_loop().time())
+            return
+        if worker.state in (WorkerState.RECOVERING, WorkerState.DEAD):
+            worker.breaker.half_open()
+            await self._let_in(worker, info)
+
+    async def _release(self, worker: Worker) -> None:
+        """QUARANTINED: out again when the engine is idle by its own count, or a canary works, with the weights."""
+        await _attention(worker, _RESIDUAL_POLL_S)
+        quarantine = worker.quarantine
+        if quarantine is None or worker.state is not WorkerState.QUARANTINED:
+            return
+        if quarantine.kind == "residual":
+            count = await self.count(worker)
+            worker.residual = count if count is None else max(0, count - len(worker.calls))
+            waited = asyncio.get_running_loop().time() - quarantine.since
+            idle = worker.residual == 0
+            if not idle and not (waited >= self._quarantine_s and await self._canary(worker)):
+                return
+        if worker.quarantine is not quarantine:
+            return
+        try:
+            info = await self._info(worker)
+        except WorkerFailure as failure:
+            worker.reason = f"{quarantine.kind}: {failure}"
+            return
+        await self._let_in(worker, info)
+
+    async def _drain(self, worker: Worker) -> None:
+        """DRAINING: gone once its last call has ended."""
+        if worker.calls:
+            await _attention(worker, _PROBE_S)
+            return
+        self._pool.remove(worker.worker_id)
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
+        worker.capabilities = info.capabilities
+        before = worker.state
+        kept_out = await self._admit(worker, info)
+        if worker.state is not before:
+            return  # drained or declared dead meanwhile
+        if kept_out is None:
+            worker.probe_failures = 0
+            worker.become(WorkerState.ACTIVE, "in traffic")
+        elif worker.quarantine is None or worker.quarantine.kind != "version":
+            worker.put_in_quarantine("version", kept_out)
+        else:
+            worker.reason = kept_out
+
+    async def _canary(self, worker: Worker) -> bool:
+        """Generate one token and abort it: does the engine work at all?"""
+        request = GenerateRequest(uuid.uuid4().hex, [0], 1, _CANARY_SAMPLING)
+        try:
+            async with asyncio.timeout(_CANARY_S):
+                reply = await self._transport.data(worker.endpoint, worker.dialect.generate(request))
+            worker.dialect.parse_generate(reply)
+        except (WorkerFailure, SampleFailure, TimeoutError):
+            return False
+        finally:
+            await self._pool.abort(worker, [request.request_id])
+        return True
+
+
+async def _attention(worker: Worker, seconds: float) -> None:
+    """Wait until the worker's state changes, at most `seconds`."""
+    worker.attention.clear()
+    try:
+        async with asyncio.timeout(seconds):
+            await worker.attention.wait()
+    except TimeoutError:
+        return
