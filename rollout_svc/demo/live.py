@@ -1,5 +1,4 @@
-"""What a run shows while it goes: a live view on a terminal, plain lines elsewhere, and with JSON wanted, nothing on
-standard output.
+"""What a run shows while it goes: a live view on a terminal, plain lines elsewhere.
 
 Invariants:
 

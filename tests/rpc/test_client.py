@@ -41,7 +41,7 @@ class Stub:
             answer = await answer(request)
         if isinstance(answer, web.StreamResponse):
             return answer
-        if answer is None and request.path == "/v1/batches":
+        if answer is None and body is not None and request.path == "/v1/batches":
             self.batches += 1
             answer = {"batch_id": f"b{self.batches}", "step": body["step"], "groups": [], "metrics": {}}
         return web.json_response(answer or {})
@@ -82,6 +82,10 @@ def stub_in_thread() -> Iterator[Stub]:
         up.set()
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.close()
 
     thread = threading.Thread(target=run)
