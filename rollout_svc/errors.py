@@ -34,6 +34,7 @@ __all__ = [
     "NoWorker",
     "NotFound",
     "NotNow",
+    "NotNowType",
     "Problem",
     "RolloutError",
     "SampleFailure",
