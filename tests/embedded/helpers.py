@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rollout_svc.embedded.engine import Engine
 from rollout_svc.embedded.job import Job, Outcome
@@ -20,6 +21,7 @@ from rollout_svc.embedded.tokens import ByteVocabulary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
+    from pathlib import Path
 
     from rollout_svc.embedded.auth import Keys
 
@@ -65,6 +67,14 @@ def uninterrupted_ids(limit: int) -> list[int]:
     """The tokens of the request that `Served.generate` sends, run alone and to its end."""
     scheduler = Scheduler(small_model(), VOCABULARY, max_running=1)
     return run_to_end(scheduler, [job("alone", limit=limit)])["alone"].job.ids
+
+
+def write_tokenizer(directory: Path, **words: int) -> None:
+    """A tokenizer of whole words."""
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<stop>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
 
 
 class GatedScheduler(Scheduler):

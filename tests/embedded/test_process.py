@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from rollout_svc.embedded.model import WEIGHTS_FILE
+from rollout_svc.embedded.model import WEIGHTS_FILE, build, preset, save_weights
 from rollout_svc.embedded.run import main
+from tests.embedded.helpers import write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -141,6 +142,24 @@ async def test_an_engine_dies_with_its_parent() -> None:
     except TimeoutError:
         os.kill(child, signal.SIGKILL)
         raise
+
+
+async def test_flags_choose_the_vocabulary_the_weights_and_the_seed(tmp_path: Path) -> None:
+    """Weights saved by a trainer on the tokenizer's vocabulary are those that the engine serves."""
+    write_tokenizer(tmp_path, **{"?": 0, "a": 1, "b": 2})
+    save_weights(build(preset("tiny", vocab_size=4, context=40), 5), tmp_path)
+    body = {"text": "a b", "sampling_params": {"max_new_tokens": 30, "temperature": 0, "ignore_eos": True}}
+    answers = []
+    common = ("--tokenizer", str(tmp_path), "--context", "40")
+    for flags in (("--weights", str(tmp_path)), ("--seed", "5"), ("--seed", "6")):
+        async with engine_process(*common, *flags) as (_, url), aiohttp.ClientSession(url) as session:
+            async with session.post("/generate", json=body) as response:
+                answers.append((await response.json())["output_ids"])
+            async with session.get("/model_info") as response:
+                info = await response.json()
+    assert answers[0] == answers[1] != answers[2]
+    assert len(answers[0]) == 30
+    assert (info["vocab_size"], info["context_length"], info["tokenizer_path"]) == (4, 40, str(tmp_path))
 
 
 def test_a_port_in_use_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,17 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rollout_svc.embedded.tokens import ByteVocabulary, VocabularyError, load_vocabulary
-
-
-def write_tokenizer(directory: Path, **words: int) -> None:
-    """A tokenizer of whole words."""
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(["<stop>"])
-    tokenizer.save(str(directory / "tokenizer.json"))
+from tests.embedded.helpers import write_tokenizer
 
 
 @given(st.text())
