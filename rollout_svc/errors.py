@@ -36,6 +36,7 @@ __all__ = [
     "NoWorker",
     "NotFound",
     "NotNow",
+    "NotNowType",
     "Problem",
     "RolloutError",
     "SampleFailure",

@@ -2,9 +2,10 @@
 
 Invariants:
 - Rows are slots of the cache. A row's logits equal those of `TinyTransformer.forward` on its tokens.
-- A row's logits do not depend, to the last bit, on which other rows are computed with it: matrix products never have
-  fewer than `MIN_ROWS` rows (below that the library takes another kernel, which sums in another order), lengths are
-  rounded up to `LENGTH_STEP` (padding adds whole vectors of zeros), and a prompt is padded by its own length only.
+- With one torch thread a row's logits do not depend, to the last bit, on which other rows are computed with it: matrix
+  products never have fewer than `MIN_ROWS` rows (below that the library takes another kernel, which sums in another
+  order), lengths are rounded up to `LENGTH_STEP` (padding adds whole vectors of zeros), and a prompt is padded by its
+  own length only. More threads split the sums by the size of the batch.
 - Weights are read through the model's own parameters: whoever writes those in place changes the next step.
 """
 

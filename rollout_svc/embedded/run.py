@@ -3,7 +3,7 @@
 Invariants:
 - Standard output gets one line, `engine.ready url=...`, once requests are served.
 - A fault of the flags costs one line on standard error and exit code 2; nothing was served.
-- SIGINT and SIGTERM answer what is in flight and exit 0.
+- SIGINT and SIGTERM answer what is in flight and exit 0; before serving they exit 0 at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import gc
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from rollout_svc.embedded.server import EngineServer
+
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 EXIT_FAILED: Final = 1
 """The engine's thread ended by a fault."""
@@ -72,32 +75,14 @@ def run_engine(
         The exit code: 0 ended by a signal, 1 the engine failed, 2 it could not start.
     """
     parent = os.getppid() if die_with_parent else None
-    # Imported here: torch takes seconds, and whoever only wants the flags should not wait for it.
-    from rollout_svc.embedded.auth import Keys
-    from rollout_svc.embedded.model import build, load_weights, preset
-    from rollout_svc.embedded.server import Identity
-    from rollout_svc.embedded.tokens import load_vocabulary
-
     try:
-        if max_running < 1:
-            raise ValueError(f"max_running must be at least 1, got {max_running}")  # noqa: TRY301
-        vocabulary = load_vocabulary(tokenizer)
-        config = preset(model, vocab_size=vocabulary.size, context=context)
-        net = build(config, seed)
-        if weights is not None:
-            load_weights(net, weights)
+        with _leaving_on_signal():
+            make_server = _prepare(model, seed, tokenizer, (api_key, admin_api_key), max_running, context, weights)
     except ValueError as error:
         return _refuse(str(error))
 
     async def serve() -> int:
-        from rollout_svc.embedded.engine import Engine
-        from rollout_svc.embedded.scheduler import Scheduler
-        from rollout_svc.embedded.server import EngineServer
-
-        engine = Engine(Scheduler(net, vocabulary, max_running=max_running))
-        identity = Identity(model, str(tokenizer or "bytes"), config, max_running, seed)
-        server = EngineServer(engine, vocabulary, identity, Keys(api_key, admin_api_key))
-        return await _serve(server, host, port, parent)
+        return await _serve(make_server(), host, port, parent)
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
@@ -105,11 +90,64 @@ def run_engine(
     return asyncio.run(serve())
 
 
+def _prepare(
+    model: str,
+    seed: int,
+    tokenizer: str | Path | None,
+    keys: tuple[str | None, str | None],
+    max_running: int,
+    context: int | None,
+    weights: str | Path | None,
+) -> Callable[[], EngineServer]:
+    """Build the model, and return what makes its server inside an event loop.
+
+    Raises:
+        ValueError: A flag names something that is not there, or is out of bounds.
+    """
+    # Imported here: torch takes seconds, and whoever only wants the flags should not wait for it.
+    from rollout_svc.embedded.auth import Keys
+    from rollout_svc.embedded.engine import Engine
+    from rollout_svc.embedded.model import build, load_weights, preset
+    from rollout_svc.embedded.scheduler import Scheduler
+    from rollout_svc.embedded.server import EngineServer, Identity
+    from rollout_svc.embedded.tokens import load_vocabulary
+
+    if max_running < 1:
+        raise ValueError(f"max_running must be at least 1, got {max_running}")
+    vocabulary = load_vocabulary(tokenizer)
+    config = preset(model, vocab_size=vocabulary.size, context=context)
+    net = build(config, seed)
+    if weights is not None:
+        load_weights(net, weights)
+    identity = Identity(model, str(tokenizer or "bytes"), config, max_running, seed)
+
+    def make_server() -> EngineServer:
+        engine = Engine(Scheduler(net, vocabulary, max_running=max_running))
+        return EngineServer(engine, vocabulary, identity, Keys(*keys))
+
+    return make_server
+
+
+@contextmanager
+def _leaving_on_signal() -> Iterator[None]:
+    """Exit 0 at SIGINT or SIGTERM within, for there is nobody to answer yet."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = {number: signal.signal(number, leave) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 async def _serve(server: EngineServer, host: str, port: int, parent: int | None) -> int:
     """Serve until a signal, the parent's death, or a fault of the engine."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
     try:
         url = await server.start(host, port)

@@ -114,6 +114,8 @@ class EngineServer:
         runner, self._runner = self._runner, None
         if runner is None:
             return
+        for site in list(runner.sites):
+            await site.stop()
         await self.engine.close()
         await runner.cleanup()
 
