@@ -85,7 +85,8 @@ def stub_in_thread() -> Iterator[Stub]:
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.close()
 
     thread = threading.Thread(target=run)
