@@ -22,7 +22,7 @@ from rollout_svc.demo.records import WINDOW, Answer, StepRecord
 from rollout_svc.demo.task import END_ID, MAX_REWARD, decode, encode, score
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from rollout_svc.demo.files import RunFiles
     from rollout_svc.demo.grpo import GrpoTrainer
@@ -86,7 +86,7 @@ class DemoLoop:
         self.client.update_weights(step + 1, {"kind": "disk", "path": str(path)})
         self.client.resume(report["ticket"], weight_version=step + 1)
         now = time.monotonic()
-        record = step_record(step, batch["groups"], report, pause_s=now - paused, elapsed_s=now - started)
+        record = step_record(step, batch, report, pause_s=now - paused, elapsed_s=now - started)
         self.history.records.append(record)
         return str(batch["batch_id"])
 
@@ -103,21 +103,20 @@ class DemoLoop:
 
 
 def step_record(
-    step: int, groups: Sequence[Mapping[str, Any]], report: Mapping[str, Any], *, pause_s: float, elapsed_s: float
+    step: int, batch: Mapping[str, Any], report: Mapping[str, Any], *, pause_s: float, elapsed_s: float
 ) -> StepRecord:
     """Make the record of a step from the batch it trained on and the report of its pause."""
-    samples = [sample for group in groups for sample in group["samples"]]
-    workers = report["workers"].values()
+    samples = [sample for group in batch["groups"] for sample in group["samples"]]
     return StepRecord(
         step=step,
         reward=sum(sample["reward"] for sample in samples) / len(samples),
         pause_s=pause_s,
-        aborted=sum(worker["in_flight"] - worker["late"] for worker in workers),
-        continued=sum(len(sample["weight_versions"]) > 1 for sample in samples),
+        aborted=batch["metrics"]["aborted"],
+        continued=batch["metrics"]["continued"],
         weight_version=step + 1,
         tokens=sum(len(sample["response_ids"]) for sample in samples),
         elapsed_s=elapsed_s,
-        in_flight=sum(worker["in_flight"] for worker in workers),
+        in_flight=sum(worker["in_flight"] for worker in report["workers"].values()),
         ledger=report["ledger"]["samples"],
     )
 

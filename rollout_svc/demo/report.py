@@ -85,7 +85,7 @@ def _draw_pauses(axes: Axes, records: list[StepRecord]) -> None:
     axes.set_xlabel("trainer step", color=_INK)
     aborted = sum(record.aborted for record in records)
     continued = sum(record.continued for record in records)
-    title = f"generation paused for new weights; {aborted} requests cut off, {continued} samples trained on went on"
+    title = f"generation paused for new weights; {aborted} samples cut off, {continued} of them continued"
     axes.set_title(title, loc="left", color=_INK, fontsize=9)
 
 

@@ -42,8 +42,7 @@ class PlayedService:
             "reward": self.reward,
             "weight_versions": [{"version": step, "start": 0, "end": 3}],
         }
-        torn = {**sample, "weight_versions": [*sample["weight_versions"], *sample["weight_versions"]]}
-        return {"batch_id": f"b{step}", "step": step, "groups": [{"samples": [sample, torn]}], "metrics": {}}
+        return {"batch_id": f"b{step}", "step": step, "groups": [{"samples": [sample, sample]}], "metrics": {"aborted": 6, "continued": 4}}
 
     def pause(self, **arguments: Any) -> dict[str, Any]:
         self.ticket += 1
@@ -112,10 +111,10 @@ def test_the_newest_two_weights_stay(tmp_path: Path) -> None:
 
 
 def test_the_history_is_what_the_service_reported(tmp_path: Path) -> None:
-    """Rewards from the batch, aborted and in flight from the report, continued from the versions of the tokens."""
+    """Reward, aborted and continued are the batch's, in flight and ledger the pause report's."""
     loop = make_loop(PlayedService(), tmp_path, steps=3)
     record = loop.history.records[0]
-    assert (record.reward, record.aborted, record.in_flight, record.continued) == (0.5, 6, 10, 1)
+    assert (record.reward, record.aborted, record.in_flight, record.continued) == (0.5, 6, 10, 4)
     assert (record.tokens, record.weight_version) == (6, 1)
     assert loop.history.ledger["samples"] == ACCOUNT
     assert list(loop.history.answers) == ["at the start", "half-way", "at the end"]
@@ -137,7 +136,7 @@ def test_a_pause_without_workers_is_no_crash() -> None:
     """A record can be made of a report that names nobody."""
     batch = PlayedService().take_batch(0, 1, 1.0)
     report: dict[str, Any] = {"workers": {}, "ledger": {"samples": {}}}
-    assert step_record(0, batch["groups"], report, pause_s=0.0, elapsed_s=0.0).aborted == 0
+    assert step_record(0, batch, report, pause_s=0.0, elapsed_s=0.0).in_flight == 0
 
 
 def test_answers_are_the_policys_own() -> None:
