@@ -22,7 +22,7 @@ from rollout_svc.demo.records import WINDOW, Answer, StepRecord
 from rollout_svc.demo.task import END_ID, MAX_REWARD, decode, encode, score
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rollout_svc.demo.files import RunFiles
     from rollout_svc.demo.grpo import GrpoTrainer
@@ -59,12 +59,15 @@ class DemoLoop:
     files: RunFiles
     history: History
     view: View
+    check: Callable[[], None]
+    """Raises where a process that the run needs has died."""
 
     def run(self) -> None:
         """Train until the policy has learned, or the steps are used up; leaves the service paused."""
         self._show("at the start")
         batch_id = ""
         for step in range(self.options.steps):
+            self.check()
             batch_id = self._step(step)
             self.view.step(self.history)
             if self._half_way(step):

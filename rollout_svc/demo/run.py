@@ -20,7 +20,7 @@ from rollout_svc.demo.live import make_view
 from rollout_svc.demo.processes import Child, Children
 from rollout_svc.demo.records import History
 from rollout_svc.demo.report import write_picture, write_summary
-from rollout_svc.errors import RolloutError, Unreachable
+from rollout_svc.errors import RolloutError
 from rollout_svc.rpc.client import SyncRolloutClient
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _run(options: DemoOptions, files: RunFiles, history: History, view: View) ->
         service = _start(options, files, trainer, children, view)
         with SyncRolloutClient(service.url) as client:
             try:
-                DemoLoop(client, trainer, options, files, history, view).run()
-            except Unreachable:
+                DemoLoop(client, trainer, options, files, history, view, children.check).run()
+            except RolloutError:
                 children.check()  # a child that died is the better explanation
                 raise
         view.note("stopping the service and the engines")

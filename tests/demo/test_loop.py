@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -14,10 +14,14 @@ from rollout_svc.demo.files import RunFiles, service_config
 from rollout_svc.demo.grpo import GrpoOptions, GrpoTrainer
 from rollout_svc.demo.live import PlainView
 from rollout_svc.demo.loop import DemoLoop, answer_prompts, step_record
+from rollout_svc.demo.processes import ChildFailed
 from rollout_svc.demo.records import History
 from rollout_svc.demo.task import END_ID, SortTask, encode
 from rollout_svc.embedded.model import build, preset
 from rollout_svc.errors import Conflict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TASK = SortTask(length=2, max_tokens=3)
 ACCOUNT = {"admitted": 1, "consumed": 1}
@@ -42,7 +46,12 @@ class PlayedService:
             "reward": self.reward,
             "weight_versions": [{"version": step, "start": 0, "end": 3}],
         }
-        return {"batch_id": f"b{step}", "step": step, "groups": [{"samples": [sample, sample]}], "metrics": {"aborted": 6, "continued": 4}}
+        return {
+            "batch_id": f"b{step}",
+            "step": step,
+            "groups": [{"samples": [sample, sample]}],
+            "metrics": {"aborted": 6, "continued": 4},
+        }
 
     def pause(self, **arguments: Any) -> dict[str, Any]:
         self.ticket += 1
@@ -69,7 +78,7 @@ class PlayedService:
         return {"ledger": {"samples": ACCOUNT, "groups": ACCOUNT, "late_discarded": 0, "redone": 0}}
 
 
-def make_loop(service: PlayedService, out: Path, steps: int) -> DemoLoop:
+def make_loop(service: PlayedService, out: Path, steps: int, check: Callable[[], None] | None = None) -> DemoLoop:
     options = DemoOptions(steps=steps, out=out, task=TASK)
     files = RunFiles(out)
     files.prepare(options)
@@ -77,7 +86,8 @@ def make_loop(service: PlayedService, out: Path, steps: int) -> DemoLoop:
     trainer = GrpoTrainer(model, GrpoOptions())
     with (out / "view.log").open("w") as log:
         view = PlainView(log)
-        loop = DemoLoop(service, trainer, options, files, History(TASK.chance_reward), view)  # type: ignore[arg-type]
+        history = History(TASK.chance_reward)
+        loop = DemoLoop(service, trainer, options, files, history, view, check or (lambda: None))  # type: ignore[arg-type]
         loop.run()
     return loop
 
@@ -130,6 +140,19 @@ def test_a_run_that_does_not_learn_uses_all_its_steps(tmp_path: Path) -> None:
     history = make_loop(PlayedService(reward=0.02), tmp_path, steps=8).history
     assert len(history.records) == 8
     assert not history.has_learned
+
+
+def test_a_process_that_died_ends_the_run_at_the_next_step(tmp_path: Path) -> None:
+    """The service would go on with what is left; the demo says what happened instead."""
+    service = PlayedService()
+
+    def check() -> None:
+        if len(service.weights) == 2:
+            raise ChildFailed("engine-1 ended with exit code 1")
+
+    with pytest.raises(ChildFailed, match="engine-1"):
+        make_loop(service, tmp_path, steps=9, check=check)
+    assert len(service.weights) == 2
 
 
 def test_a_pause_without_workers_is_no_crash() -> None:

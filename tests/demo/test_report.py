@@ -70,9 +70,11 @@ def test_learned_means_nine_tenths_of_the_attainable() -> None:
     assert history().tokens_per_s == pytest.approx(4000)
 
 
-def test_a_running_mean_starts_with_what_there_is() -> None:
-    """The first point is the first value."""
-    assert running_mean([1.0, 0.0, 2.0]) == [1.0, 0.5, 1.0]
+def test_a_running_mean_keeps_the_ends() -> None:
+    """Nine values around each, what there is of them at the ends."""
+    assert running_mean([1.0, 0.0, 2.0]) == [1.0, 1.0, 1.0]
+    smooth = running_mean([float(value) for value in range(20)])
+    assert (smooth[0], smooth[10], smooth[19]) == (2.0, 10.0, 17.0)
 
 
 def test_plain_lines_say_what_happened() -> None:
