@@ -12,6 +12,7 @@ from typing import Any
 from rollout_svc.assembly import Parts, make_worker
 from rollout_svc.config import TrainerConfig, WorkerConfig
 from rollout_svc.errors import Conflict, NotFound
+from rollout_svc.limits import raise_open_file_limit
 from rollout_svc.plan import Plan, make_plan
 from rollout_svc.workers.worker import WorkerState
 
@@ -38,6 +39,7 @@ class Concurrency:
         """
         merged = TrainerConfig.model_validate(self.trainer.model_dump() | dict(trainer))
         plan = make_plan(merged, self._max_batches(), self._limits | dict(limits))
+        raise_open_file_limit(plan)
         self.trainer = merged
         self._limits |= limits
         self._parts.batches.max_staleness = merged.max_staleness
