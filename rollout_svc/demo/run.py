@@ -13,11 +13,12 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from rollout_svc.demo.files import RunFiles
 from rollout_svc.demo.live import make_view
-from rollout_svc.demo.processes import Child, Children
+from rollout_svc.demo.processes import READY_POLL_S, Child, ChildFailed, Children
 from rollout_svc.demo.records import History
 from rollout_svc.demo.report import write_picture, write_summary
 from rollout_svc.errors import RolloutError
@@ -81,6 +82,7 @@ def _run(options: DemoOptions, files: RunFiles, history: History, view: View) ->
         service = _start(options, files, trainer, children, view)
         with SyncRolloutClient(service.url) as client:
             try:
+                _wait_running(client, children)
                 DemoLoop(client, trainer, options, files, history, view, children.check).run()
             except RolloutError:
                 children.check()  # a child that died is the better explanation
@@ -125,6 +127,16 @@ def _start(options: DemoOptions, files: RunFiles, trainer: GrpoTrainer, children
     service = children.start("service", "service", "rollout_svc", ["serve", "--config", str(files.config)])
     children.wait_ready([service], START_TIMEOUT_S, view.note)
     return service
+
+
+def _wait_running(client: SyncRolloutClient, children: Children) -> None:
+    """Wait until the service has reached its engines."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not client.ready():
+        children.check()
+        if time.monotonic() >= deadline:
+            raise ChildFailed(f"the service has not reached its engines after {START_TIMEOUT_S:g} s")
+        time.sleep(READY_POLL_S)
 
 
 @contextlib.contextmanager

@@ -236,6 +236,18 @@ async def test_what_is_not_our_json_is_a_clear_error(stub: Stub, status: int) ->
             await client.status()
 
 
+@pytest.mark.parametrize("status", [201, 202])
+async def test_every_success_is_an_answer(stub: Stub, status: int) -> None:
+    """Adding a worker is answered with 201, removing one with 202."""
+
+    async def accepted(_: web.Request) -> web.Response:
+        return web.json_response({"id": "w7"}, status=status)
+
+    stub.answers["/v1/workers"] = accepted
+    async with RolloutClient(stub.url) as client:
+        assert await client.add_worker("http://127.0.0.1:1") == {"id": "w7"}
+
+
 async def test_nobody_there_is_unreachable() -> None:
     """A refused connection names the address; `ready` is just False."""
     async with RolloutClient("http://127.0.0.1:1") as client:
