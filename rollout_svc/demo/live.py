@@ -36,7 +36,7 @@ PLAIN_EVERY_S: Final = 5.0
 """Between two lines of plain progress."""
 CURVE_WIDTH: Final = 60
 """Characters of the reward curve."""
-_BARS: Final = " ▁▂▃▄▅▆▇█"
+_BARS: Final = "▁▂▃▄▅▆▇█"
 _ACCOUNTS: Final = ("queued", "in_flight", "aborted", "ready", "leased", "consumed", "expired", "failed")
 
 

@@ -30,7 +30,7 @@ class DemoOptions:
         task: The size of the task.
     """
 
-    steps: int = 500
+    steps: int = 400
     seed: int = 0
     lr: float = 1e-3
     out: Path = field(default_factory=lambda: Path("demo-out"))

@@ -141,7 +141,7 @@ def _wait_running(client: SyncRolloutClient, children: Children) -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Make SIGTERM end the run as Ctrl-C does: cleanly."""
+    """Make SIGINT and SIGTERM end the run cleanly, SIGINT also where a shell has it ignored for background jobs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,8 +149,9 @@ def _interruptible() -> Iterator[None]:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

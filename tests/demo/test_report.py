@@ -138,7 +138,7 @@ def test_the_live_view_shows_the_run() -> None:
 def test_the_curve_fits_its_width(steps: int) -> None:
     """Every step is in some bar; no more than sixty bars."""
     assert len(curve([0.5] * steps)) == min(60, steps)
-    assert curve([0.0, 1.0]) == " █"
+    assert curve([0.0, 1.0]) == "▁█"
 
 
 def test_the_panel_needs_one_step() -> None:
