@@ -205,7 +205,7 @@ def _control_body(reply: Reply) -> dict[str, Any]:
 def _check_numbers(ids: list[int], logprobs: list[float]) -> None:
     """Check types and ranges with sums: they run in C and meet every element."""
     try:
-        valid = not ids or (type(sum(ids)) is int and min(ids) >= 0 and math.isfinite(math.fsum(logprobs)))
+        valid = not ids or (type(sum(ids)) is int and min(ids) >= 0 and math.isfinite(sum(logprobs)))
     except (TypeError, OverflowError):
         valid = False
     if not valid:
