@@ -9,11 +9,13 @@
     ├── WorkerFailure           a worker, not the sample, failed: retried on another worker
     │   └── NoWorker            no worker is in traffic: the producer waits
     ├── SampleFailure           this sample's own failure: counted against max_attempts
+    ├── Unreachable             a client got no answer from the service: refused, lost, or too late
     └── ServiceError            an answer to a caller, with an HTTP status
-        ├── BadRequest  400     the body or argument is wrong; says which field
-        ├── NotFound    404
-        ├── Conflict    409     right request, wrong state
-        └── NotNow      503     may work later; says why and when to retry
+        ├── BadRequest   400    the body or argument is wrong; says which field
+        ├── Unauthorized 401    the token is missing or wrong
+        ├── NotFound     404
+        ├── Conflict     409    right request, wrong state
+        └── NotNow       503    may work later; says why and when to retry
 
 Foreign exceptions are mapped at the boundary that met them; nothing above a boundary sees an aiohttp error.
 """
@@ -34,11 +36,14 @@ __all__ = [
     "NoWorker",
     "NotFound",
     "NotNow",
+    "NotNowType",
     "Problem",
     "RolloutError",
     "SampleFailure",
     "ServiceError",
     "StaleAttempt",
+    "Unauthorized",
+    "Unreachable",
     "WorkerFailure",
 ]
 
@@ -140,6 +145,13 @@ class SampleFailure(RolloutError):
         self.message = message
 
 
+class Unreachable(RolloutError):
+    """Raised when a client got no answer from the service: connection refused or lost, or nothing in time.
+
+    The call may have taken effect.
+    """
+
+
 class ServiceError(RolloutError):
     """Raised when a call of the public API cannot be answered; carries what HTTP needs."""
 
@@ -162,6 +174,13 @@ class BadRequest(ServiceError):
 
     status = 400
     default_type = "bad_request"
+
+
+class Unauthorized(ServiceError):
+    """Raised when the bearer token of a call is missing or wrong."""
+
+    status = 401
+    default_type = "unauthorized"
 
 
 class NotFound(ServiceError):

@@ -19,12 +19,15 @@ from typing import Any
 __all__ = ["TaskOwner", "wait_until"]
 
 
+OnDeath = Callable[[str, BaseException, bool], None]  # task name, its error, whether it was critical
+
+
 class TaskOwner:
     """Creates, names and finally reaps tasks."""
 
     __slots__ = ("_closing", "_on_death", "_tasks")
 
-    def __init__(self, on_death: Callable[[str, BaseException], None] | None = None) -> None:
+    def __init__(self, on_death: OnDeath | None = None) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: set[asyncio.Task[Any]] = set()
         self._on_death = on_death
@@ -58,14 +61,14 @@ class TaskOwner:
         if not task.cancelled():
             error = task.exception()
             if error is not None and self._on_death is not None:
-                self._on_death(task.get_name(), error)
+                self._on_death(task.get_name(), error, False)
 
     def _critical_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or self._on_death is None:
             return
-        error = task.exception()
-        self._on_death(task.get_name(), error or RuntimeError(f"{task.get_name()} ended although it must not"))
+        error = task.exception() or RuntimeError(f"{task.get_name()} ended although it must not")
+        self._on_death(task.get_name(), error, True)
 
     async def close(self, deadline: float) -> tuple[str, ...]:
         """Cancel all tasks and wait until `deadline` (loop time); returns the names of those that still run."""

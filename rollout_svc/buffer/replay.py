@@ -48,7 +48,8 @@ class ReplayBuffer:
         """Call `listener()` after every change."""
         self._listeners.append(listener)
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """Tell the listeners that something moved."""
         for listener in self._listeners:
             listener()
 
@@ -62,7 +63,7 @@ class ReplayBuffer:
     def put_back(self, group: Group) -> None:
         """Keep a group that was handed back unfinished."""
         self._unfinished[group.group_id] = group
-        self._changed()
+        self.changed()
 
     def next_unfinished(self, now: float) -> Group | None:
         """Take out the oldest group whose time has come; None when there is none."""
@@ -90,7 +91,7 @@ class ReplayBuffer:
     def put_ready(self, group: Group) -> None:
         """Keep a finished group."""
         self._ready[group.group_id] = group
-        self._changed()
+        self.changed()
 
     def drop_ready(self, group: Group) -> None:
         """Take a finished group out; the caller settles it."""
@@ -123,7 +124,7 @@ class ReplayBuffer:
         for group in lease.groups:
             group.settle("consumed")
         self._remember(batch_id, "acknowledged")
-        self._changed()
+        self.changed()
         return lease
 
     def expire_leases(self, now: float) -> list[Lease]:
@@ -137,7 +138,7 @@ class ReplayBuffer:
                 self._ready.move_to_end(group.group_id, last=False)
             self._remember(lease.batch_id, "expired")
         if expired:
-            self._changed()
+            self.changed()
         return expired
 
     def fate(self, batch_id: str) -> str | None:

@@ -39,6 +39,7 @@ class GenerateRequest:
         input_ids: prompt and prefix, token ids.
         max_tokens: what may still be generated, at least 1.
         sampling: the rest of the sampling settings.
+        seed: of this sample's draws, or None.
         extra: opaque top-level keys from the prompt line.
     """
 
@@ -46,6 +47,7 @@ class GenerateRequest:
     input_ids: list[int]
     max_tokens: int
     sampling: SamplingConfig
+    seed: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 

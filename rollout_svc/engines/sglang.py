@@ -45,11 +45,14 @@ class SGLangDialect:
 
     def generate(self, request: GenerateRequest) -> Call:
         """Build `POST /generate`: token ids in, token ids and logprobs out."""
+        params = {**self._sampling_params(request.sampling), "max_new_tokens": request.max_tokens}
+        if request.seed is not None:
+            params["sampling_seed"] = request.seed
         body = {
             **request.extra,
             "rid": request.request_id,
             "input_ids": request.input_ids,
-            "sampling_params": {**self._sampling_params(request.sampling), "max_new_tokens": request.max_tokens},
+            "sampling_params": params,
             "return_logprob": True,
             "stream": False,
         }
@@ -64,8 +67,6 @@ class SGLangDialect:
             params["top_k"] = sampling.top_k
         if sampling.stop:
             params["stop"] = list(sampling.stop)
-        if sampling.seed is not None:
-            params["sampling_seed"] = sampling.seed
         params.update({key: value for key, value in sampling.extra.items() if value not in (None, [], {}, "")})
         if len(self._params) >= _CACHED_SAMPLINGS:
             self._params.clear()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.events import GroupFinished, GroupHandedBack, GroupSettled
@@ -20,7 +21,15 @@ from rollout_svc.group import Group
 from rollout_svc.rollout.run import GroupRun, Member, Tools
 from rollout_svc.rollout.runtime import TaskRuntime
 
-__all__ = ["Rollouts"]
+__all__ = ["Rollouts", "Straggler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A task that still runs although its group was taken back; `since` is loop time, seconds."""
+
+    sample_id: str
+    since: float
 
 
 class Rollouts:
@@ -31,7 +40,7 @@ class Rollouts:
         self._tools = tools
         self._buffer = buffer
         self._runs: dict[str, GroupRun] = {}
-        self._stragglers: dict[asyncio.Task[None], Member] = {}
+        self._stragglers: dict[asyncio.Task[None], Straggler] = {}
         self._listeners: list[Callable[[], None]] = []
         tools.gate.subscribe(self._gate_changed)
 
@@ -68,30 +77,27 @@ class Rollouts:
         return total
 
     @property
-    def stragglers(self) -> tuple[Member, ...]:
-        """Members whose task outlived its run: fenced, and still here."""
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Tasks that outlived their run: fenced, and still here."""
         return tuple(self._stragglers.values())
 
-    def hand_back(self, lanes: Iterable[Lane], limit: int) -> int:
-        """Take back up to `limit` runs that have a member which is not parked; returns how many."""
+    def hand_back(self, lanes: Iterable[Lane], limit: int) -> list[asyncio.Task[None]]:
+        """Take back up to `limit` runs that are not merely parked; returns their tasks, cancelled."""
         chosen = [
             run
             for run in self.runs(lanes)
             if run.putting is not None or not all(member.parked for member in run.members.values())
         ][:limit]
+        cancelled: list[asyncio.Task[None]] = []
         for run in chosen:
-            members = list(run.members.values())
+            since = {member.task: (member.sample.sample_id, member.since) for member in run.members.values()}
             for task in run.hand_back("pause"):
                 task.cancel()
-            for member in members:
-                self._follow(member)
-        return len(chosen)
-
-    def _follow(self, member: Member) -> None:
-        task = member.task
-        if task is not None and not task.done():
-            self._stragglers[task] = member
-            task.add_done_callback(lambda done: self._stragglers.pop(done, None))
+                cancelled.append(task)
+                sample_id, started = since.get(task, (run.group.samples[0].sample_id, run.group.created_at))
+                self._stragglers[task] = Straggler(sample_id, started)
+                task.add_done_callback(lambda done: self._stragglers.pop(done, None))
+        return cancelled
 
     # -- the runs' view --------------------------------------------------------------------------------------
 

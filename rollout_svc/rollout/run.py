@@ -75,6 +75,7 @@ class Member:
     since: float = 0.0
     task: asyncio.Task[None] | None = None
     context: AgentContext | None = None
+    counted: bool = False
 
     @property
     def parked(self) -> bool:
@@ -125,6 +126,7 @@ class GroupRun:
             attempt = sample.attempt
         member = Member(sample, attempt, since=asyncio.get_running_loop().time())
         self.members[sample.sample_id] = member
+        self._count_generating(member, generating=sample.status is _S.GENERATING)
         member.task = self._tools.tasks.spawn(f"sample:{sample.sample_id}", self._run(member))
         member.task.add_done_callback(lambda _: self._member_ended(member))
 
@@ -143,7 +145,14 @@ class GroupRun:
         tasks = [member.task for member in self.members.values() if member.task is not None]
         return tasks + ([self.putting] if self.putting is not None else [])
 
+    def _count_generating(self, member: Member, *, generating: bool) -> None:
+        """Count from the hand-out, not from the task's first step: the producer decides between the two."""
+        if generating != member.counted:
+            member.counted = generating
+            self._owner.generating += 1 if generating else -1
+
     def _member_ended(self, member: Member) -> None:
+        self._count_generating(member, generating=False)
         self.members.pop(member.sample.sample_id, None)
         if not self.closed:
             self._owner.run_changed(self)
@@ -167,7 +176,7 @@ class GroupRun:
         """A group that came back although nobody paused rests a little longer each time, so that nothing storms."""
         if not self._tools.gate.is_open(self.group.lane):
             return 0.0
-        backoff_s = min(5.0, 0.1 * 2 ** min(self.group.hand_backs, 6))
+        backoff_s: float = min(5.0, 0.1 * 2 ** min(self.group.hand_backs, 6))
         return asyncio.get_running_loop().time() + backoff_s
 
     async def _put(self) -> None:
@@ -233,7 +242,7 @@ class GroupRun:
             on_parked=lambda: self._owner.run_changed(self),
         )
         member.stage = "generating"
-        self._owner.generating += 1
+        self._count_generating(member, generating=True)
         try:
             await self.runtime.agent.run(sample, context)
         except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
@@ -241,7 +250,7 @@ class GroupRun:
         except Exception as error:
             raise SampleFailure("agent_error", f"{type(error).__name__}: {error}") from error
         finally:
-            self._owner.generating -= 1
+            self._count_generating(member, generating=False)
         if context.cut is not None:
             raise Interrupted(f"{sample.sample_id}: the agent went on after its turn was cut")
         if context.turns == 0:

@@ -54,7 +54,7 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
     agent: Any = construct(resolve(task.agent, "agents", f"{path}.agent"), f"{path}.agent")
     if not callable(getattr(agent, "run", None)):
         raise ConfigError.at(f"{path}.agent", f"{agent!r} has no method run(sample, ctx)")
-    on_pause = task.agent.on_pause or getattr(agent, "on_pause", "abort")
+    on_pause: Any = task.agent.on_pause or getattr(agent, "on_pause", "abort")
     if on_pause not in _ON_PAUSE:
         raise ConfigError.at(f"{path}.agent", f"its on_pause is {on_pause!r}, not abort or park")
     spec = resolve(task.judger, "judgers", f"{path}.judger")

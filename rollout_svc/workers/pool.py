@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -24,7 +24,7 @@ from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion, GenerateRequest, Reply, Transport
 from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, WorkerFailure
 from rollout_svc.events import EventBus, RequestAborted, RequestFinished, RequestRetried, WorkerChanged
-from rollout_svc.gate import Gate, Lane
+from rollout_svc.gate import LANES, Gate, Lane
 from rollout_svc.group import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.signals import GateSignals
@@ -57,6 +57,7 @@ class WorkerPool:
         request_timeout_s: float,
     ) -> None:
         self.workers: dict[str, Worker] = {}
+        self.in_flight: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._gate = gate
         self._signals = signals
         self._transport = transport
@@ -102,15 +103,6 @@ class WorkerPool:
         """Workers that get traffic."""
         return [worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE]
 
-    def calls(self, lanes: Iterable[Lane]) -> list[tuple[Worker, EngineCall]]:
-        """Engine calls under way in these lanes."""
-        wanted = frozenset(lanes)
-        return [(worker, call) for worker in self.workers.values() for call in worker.in_lanes(wanted)]
-
-    def pending(self, lanes: frozenset[Lane]) -> int:
-        """How many there are."""
-        return sum(call.lane in lanes for worker in self.workers.values() for call in worker.calls.values())
-
     # -- one call --------------------------------------------------------------------------------------------
 
     async def generate(
@@ -123,9 +115,11 @@ class WorkerPool:
         sampling: SamplingConfig,
     ) -> Completion:
         """Make an engine call, retried on other workers as `agent.EngineCaller` promises."""
+        # One seed for a whole group would draw the same answer k times: each member gets its own from it.
+        seed = None if sampling.seed is None else sampling.seed + sample.index
 
         def request() -> GenerateRequest:
-            return GenerateRequest(uuid.uuid4().hex, input_ids, max_tokens, sampling, prompt.engine_extra)
+            return GenerateRequest(uuid.uuid4().hex, input_ids, max_tokens, sampling, seed, prompt.engine_extra)
 
         try:
             return await self._try(sample, lane, request(), frozenset())
@@ -191,6 +185,7 @@ class WorkerPool:
         worker = await self._claim(lane, avoid, loop.time() + self._request_timeout_s)
         call = EngineCall(request.request_id, sample.sample_id, lane, self._gate.epoch(lane), loop.time())
         worker.calls[call.request_id] = call
+        self.in_flight[lane] += 1
         try:
             reply = await self._exchange(worker, call, request)
             completion = self._read(worker, call, request, reply)
@@ -205,6 +200,7 @@ class WorkerPool:
             raise
         finally:
             del worker.calls[call.request_id]
+            self.in_flight[lane] -= 1
             if worker.state is WorkerState.DRAINING:
                 worker.attention.set()
             if self.on_end is not None:

@@ -1,0 +1,238 @@
+"""The parts of a service, made in the order they need each other.
+
+Invariants:
+
+- `prepare` does everything that can be wrong with a configuration, before a loop, a socket or a task exists.
+- `assemble` wires and starts nothing by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from rollout_svc.batches import Batches, Shortage
+from rollout_svc.buffer.replay import ReplayBuffer
+from rollout_svc.buffer.storage import MemoryStorage, Storage
+from rollout_svc.config import Config, WorkerConfig
+from rollout_svc.engines import Endpoint, SGLangDialect, Transport
+from rollout_svc.errors import ConfigError, Problem
+from rollout_svc.events import EventBus
+from rollout_svc.gate import Gate
+from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judging import Judging
+from rollout_svc.ledger import Ledger
+from rollout_svc.limits import raise_open_file_limit
+from rollout_svc.pause.controller import PauseController
+from rollout_svc.pause.ladder import Ladder
+from rollout_svc.plan import Plan, make_plan
+from rollout_svc.producer.loop import Producer
+from rollout_svc.producer.sources import PromptSource, make_source
+from rollout_svc.rollout.registry import Rollouts
+from rollout_svc.rollout.run import Tools
+from rollout_svc.rollout.runtime import TaskRuntime, make_runtimes
+from rollout_svc.rollout.tally import Tally
+from rollout_svc.signals import GateSignals
+from rollout_svc.tasks import OnDeath, TaskOwner
+from rollout_svc.tokens import TextCodec, load_tokenizer
+from rollout_svc.weights.fleet import Fleet
+from rollout_svc.weights.update import WeightUpdater
+from rollout_svc.workers.breaker import Breaker
+from rollout_svc.workers.pool import WorkerPool
+from rollout_svc.workers.supervisor import Supervisor
+from rollout_svc.workers.worker import Worker
+
+__all__ = ["Parts", "Prepared", "assemble", "make_worker", "prepare", "worker_ids"]
+
+_JUDGE_PROCESSES = 2  # at once, for synchronous judgers; they share the machine with the loop
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A configuration that was found to work."""
+
+    config: Config
+    runtimes: dict[str, TaskRuntime]
+    sources: dict[str, PromptSource]
+    codec: TextCodec
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything a running service is made of."""
+
+    gate: Gate
+    tasks: TaskOwner
+    transport: Transport
+    storage: Storage
+    processes: PebbleRunner
+    ledger: Ledger
+    tally: Tally
+    buffer: ReplayBuffer
+    pool: WorkerPool
+    judging: Judging
+    rollouts: Rollouts
+    producer: Producer
+    fleet: Fleet
+    updater: WeightUpdater
+    supervisor: Supervisor
+    pauses: PauseController
+    batches: Batches
+
+
+def worker_ids(config: Config) -> list[str]:
+    """The ids of the configured workers, in order."""
+    return [f"w{index}" for index in range(len(config.workers))]
+
+
+def prepare(config: Config) -> Prepared:
+    """Make what can be made, and checked, without a loop; reads prompt files and tokenizers.
+
+    Raises:
+        ConfigError: with every problem that was found.
+    """
+    problems: list[Problem] = []
+    runtimes: dict[str, TaskRuntime] = {}
+    sources: dict[str, PromptSource] = {}
+    tokenizer = None
+    try:
+        runtimes = make_runtimes(config)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    try:
+        tokenizer = load_tokenizer(config.tokenizer)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    has_tokenizer = config.tokenizer.path is not None
+    for index, task in enumerate(config.tasks):
+        try:
+            sources[task.name] = make_source(task.prompts, has_tokenizer=has_tokenizer, where=f"tasks.{index}.prompts")
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    plan = make_plan(config.trainer, dict(zip(worker_ids(config), (w.max_batch for w in config.workers), strict=True)))
+    raise_open_file_limit(plan)
+    return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan)
+
+
+def make_worker(worker_id: str, config: WorkerConfig, pool: WorkerPool, rng: Random) -> Worker:
+    """Make the service's view of an engine; `auto` is SGLang's dialect, the only one there is yet."""
+    return Worker(
+        worker_id=worker_id,
+        endpoint=Endpoint(config.url, config.api_key, config.admin_key),
+        dialect=SGLangDialect(),
+        max_batch=config.max_batch,
+        exclusive=config.exclusive,
+        breaker=Breaker(rng),
+        on_change=pool.state_changed,
+    )
+
+
+def assemble(
+    prepared: Prepared,
+    *,
+    bus: EventBus,
+    rng: Random,
+    on_death: OnDeath,
+    shortage: Callable[[int], Shortage],
+    storage: Storage | None = None,
+) -> Parts:
+    """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
+    config = prepared.config
+    gate = Gate(is_open=False)
+    signals = GateSignals(gate)
+    tasks = TaskOwner(on_death)
+    transport = Transport()
+    storage = storage or MemoryStorage()
+    processes = PebbleRunner(_JUDGE_PROCESSES)
+    ledger, tally, buffer = Ledger(), Tally(), ReplayBuffer()
+    pool = WorkerPool(
+        gate=gate,
+        signals=signals,
+        transport=transport,
+        tasks=tasks,
+        bus=bus,
+        rng=rng,
+        request_timeout_s=config.request_timeout_s,
+    )
+    judging = Judging(gate=gate, tasks=tasks, processes=processes)
+    for runtime in prepared.runtimes.values():
+        judging.add_desk(runtime.desk)
+    tools = Tools(
+        gate=gate,
+        signals=signals,
+        engines=pool,
+        judging=judging,
+        storage=storage,
+        tasks=tasks,
+        bus=bus,
+        codec=prepared.codec,
+        tally=tally,
+        max_attempts=config.producer.max_attempts,
+    )
+    rollouts = Rollouts(tools=tools, buffer=buffer)
+    producer = Producer(
+        gate=gate,
+        pool=pool,
+        rollouts=rollouts,
+        buffer=buffer,
+        ledger=ledger,
+        bus=bus,
+        codec=prepared.codec,
+        tally=tally,
+        runtimes=prepared.runtimes,
+        sources=prepared.sources,
+        group_size=config.trainer.prompt_repeat_k,
+    )
+    fleet = Fleet(
+        transport=transport,
+        initial_version=config.trainer.initial_version,
+        update_timeout_s=config.request_timeout_s,
+    )
+    supervisor = Supervisor(
+        pool=pool, transport=transport, tasks=tasks, admit=fleet.admit, quarantine_s=config.pause.quarantine_s
+    )
+    ladder = Ladder(
+        pool=pool,
+        rollouts=rollouts,
+        judging=judging,
+        supervisor=supervisor,
+        tasks=tasks,
+        bus=bus,
+        abort_interval_s=config.pause.abort_interval_s,
+    )
+    pauses = PauseController(gate=gate, ladder=ladder, rollouts=rollouts, tasks=tasks, bus=bus, ledger=ledger.as_json)
+    batches = Batches(
+        buffer=buffer,
+        tally=tally,
+        bus=bus,
+        lease_s=config.buffer.lease_s,
+        max_staleness=config.trainer.max_staleness,
+        shortage=shortage,
+        paused_s=lambda: pauses.paused_s,
+    )
+    gate.subscribe(lambda lane: producer.wake())  # noqa: ARG005 - whichever lane: look again
+    for part in (pool, rollouts, buffer):
+        part.subscribe(producer.wake)
+    return Parts(
+        gate=gate,
+        tasks=tasks,
+        transport=transport,
+        storage=storage,
+        processes=processes,
+        ledger=ledger,
+        tally=tally,
+        buffer=buffer,
+        pool=pool,
+        judging=judging,
+        rollouts=rollouts,
+        producer=producer,
+        fleet=fleet,
+        updater=WeightUpdater(fleet=fleet, pool=pool, bus=bus),
+        supervisor=supervisor,
+        pauses=pauses,
+        batches=batches,
+    )

@@ -1,0 +1,282 @@
+"""What a trainer takes: batches under lease, acknowledged once.
+
+Invariants:
+
+- Only COMPLETED groups within the staleness bound leave here; what is too old is settled EXPIRED and counted.
+- A batch is leased in one step, once all its groups are there: a caller that goes away before loses nothing, and one
+  that goes away after gets the same batch by asking for the same step.
+- A take that cannot be met says why within its timeout, and a dead service fails every take at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_svc.buffer.replay import Lease, ReplayBuffer
+from rollout_svc.errors import Conflict, NotFound, NotNow, NotNowType
+from rollout_svc.events import BatchAcked, BatchTaken, EventBus, GroupSettled, LeaseExpired
+from rollout_svc.group import Group
+from rollout_svc.producer.staleness import refusal, staleness
+from rollout_svc.rollout.tally import Tally
+from rollout_svc.sample import Sample
+
+__all__ = ["Batches", "Shortage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why there is nothing to take now, and whether it can ever be met."""
+
+    type: NotNowType
+    message: str
+    detail: dict[str, Any]
+    final: bool = False
+
+
+class Batches:
+    """Takes, leases and acks."""
+
+    def __init__(
+        self,
+        *,
+        buffer: ReplayBuffer,
+        tally: Tally,
+        bus: EventBus,
+        lease_s: float,
+        max_staleness: int,
+        shortage: Callable[[int], Shortage],
+        paused_s: Callable[[], float],
+    ) -> None:
+        self.max_staleness = max_staleness
+        self._buffer = buffer
+        self._tally = tally
+        self._bus = bus
+        self._lease_s = lease_s
+        self._shortage = shortage
+        self._paused_s = paused_s
+        self._bodies: dict[str, dict[str, Any]] = {}
+        self._last = tally.snapshot()
+        self._last_paused_s = 0.0
+        self._takers: list[asyncio.Event] = []
+        self._turn = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        buffer.subscribe(self.wake)
+
+    def wake(self) -> None:
+        """Something changed: let those who wait look again."""
+        for taker in self._takers:
+            taker.set()
+
+    async def take(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> dict[str, Any]:
+        """Lease a batch of `groups` groups for `step`; the same step again gives the same batch while it is leased.
+
+        Args:
+            step: trainer steps done so far, counted from `trainer.initial_version`.
+            groups: how many groups.
+            timeout_s: how long to wait for them.
+            ack: batches to acknowledge first; those whose lease has ended come back in `ack_expired`.
+
+        Raises:
+            NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
+        """
+        started = asyncio.get_running_loop().time()
+        acks: dict[str, Any] = {}
+        expired = [batch_id for batch_id in ack if not self._acknowledge(batch_id)]
+        if expired:
+            acks["ack_expired"] = expired
+        wake = asyncio.Event()
+        self._takers.append(wake)
+        try:
+            async with asyncio.timeout_at(started + timeout_s):
+                async with self._turn:
+                    return await self._take(step, groups, started, wake) | acks
+        except TimeoutError:
+            shortage = self._shortage(groups)
+            raise _not_now(shortage, groups, self._buffer.ready) from None
+        finally:
+            self._takers.remove(wake)
+
+    async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> dict[str, Any]:
+        while True:
+            again = self._buffer.leased_at(step)
+            if again is not None:
+                return self._bodies[again.batch_id]
+            fresh = self._fresh(step)
+            if len(fresh) >= groups:
+                return self._lease(step, fresh[:groups], started)
+            shortage = self._shortage(groups)
+            if shortage.final:
+                raise _not_now(shortage, groups, len(fresh))
+            wake.clear()
+            await wake.wait()
+
+    def acknowledge(self, batch_id: str) -> dict[str, Any]:
+        """Consume a batch for good; acknowledging it twice is the same as once.
+
+        Raises:
+            Conflict: its lease has ended; its groups went back.
+            NotFound: there never was such a batch.
+        """
+        if self._acknowledge(batch_id):
+            return {"batch_id": batch_id, "acknowledged": True}
+        if self._buffer.fate(batch_id) == "expired":
+            raise Conflict(
+                f"the lease of batch {batch_id} has ended; its groups went back",
+                type="lease_expired",
+                detail={"batch_id": batch_id, "leases": [lease.batch_id for lease in self._buffer.leases]},
+            )
+        raise NotFound(f"no batch {batch_id}")
+
+    def _acknowledge(self, batch_id: str) -> bool:
+        lease = self._buffer.acknowledge(batch_id)
+        if lease is None:
+            return self._buffer.fate(batch_id) == "acknowledged"
+        self._bodies.pop(batch_id, None)
+        self._tally.settled["consumed"] += len(lease.groups)
+        self._bus.emit(BatchAcked(batch_id, lease.step, len(lease.groups)))
+        self._set_timer()
+        return True
+
+    def _fresh(self, step: int) -> list[Group]:
+        """Ready groups that may be handed over at `step`; the others are settled EXPIRED here."""
+        fresh: list[Group] = []
+        dropped = 0
+        for group in self._buffer.ready_groups():
+            reason = refusal(group, step, self.max_staleness)
+            if reason is None:
+                fresh.append(group)
+                continue
+            dropped += 1
+            self._buffer.drop_ready(group)
+            group.settle("expired", reason)
+            self._tally.settled[f"expired:{reason}"] += 1
+            self._bus.emit(GroupSettled(group.group_id, group.prompt.task, "expired", reason))
+        if dropped:
+            self._buffer.changed()
+        return fresh
+
+    def _lease(self, step: int, groups: list[Group], started: float) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        batch_id = uuid.uuid4().hex
+        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
+        wait_s = loop.time() - started
+        body: dict[str, Any] = {
+            "batch_id": batch_id,
+            "step": step,
+            "groups": [_group_json(group) for group in groups],
+            "metrics": self._metrics(groups, step, wait_s),
+        }
+        self._bodies[batch_id] = body
+        samples = sum(len(group.samples) for group in groups)
+        self._bus.emit(BatchTaken(batch_id, step, len(lease.groups), samples, wait_s, body["metrics"]))
+        self._set_timer()
+        return body
+
+    def _set_timer(self) -> None:
+        """One timer, for the lease that ends next."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        ends = min((lease.expires_at for lease in self._buffer.leases), default=None)
+        if ends is not None:
+            self._timer = asyncio.get_running_loop().call_at(ends, self._expire)
+
+    def _expire(self) -> None:
+        for lease in self._buffer.expire_leases(asyncio.get_running_loop().time()):
+            self._forget(lease)
+        self._set_timer()
+
+    def _forget(self, lease: Lease) -> None:
+        self._bodies.pop(lease.batch_id, None)
+        self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
+
+    def close(self) -> None:
+        """Stop the timer; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _metrics(self, groups: list[Group], step: int, wait_s: float) -> dict[str, Any]:
+        delta = self._tally.since(self._last)
+        self._last = self._tally.snapshot()
+        paused_s = self._paused_s()
+        pause_s, self._last_paused_s = paused_s - self._last_paused_s, paused_s
+        tasks: dict[str, list[Group]] = {}
+        for group in groups:
+            tasks.setdefault(group.prompt.task, []).append(group)
+        return {
+            **_describe(groups, step),
+            "aborted": delta.aborted,
+            "continued": delta.continued,
+            "redone": delta.redone,
+            "failed": dict(delta.failed),
+            "settled": dict(delta.settled),
+            "wait_s": round(wait_s, 6),
+            "pause_s": round(pause_s, 6),
+            "tasks": {name: _describe(members, step) for name, members in tasks.items()},
+        }
+
+
+def _describe(groups: list[Group], step: int) -> dict[str, Any]:
+    """Figures of some groups: rewards, lengths, staleness."""
+    samples = [sample for group in groups for sample in group.samples]
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    lengths = [sample.response_length for sample in samples]
+    ages = Counter(str(staleness(group.versions(), step)) for group in groups)
+    return {
+        "groups": len(groups),
+        "samples": len(samples),
+        "reward_mean": statistics.fmean(rewards) if rewards else None,
+        "reward_std": statistics.pstdev(rewards) if rewards else None,
+        "response_length_mean": statistics.fmean(lengths) if lengths else None,
+        "response_length_min": min(lengths, default=None),
+        "response_length_max": max(lengths, default=None),
+        "staleness": dict(sorted(ages.items())),
+        "mixed_versions": sum(len(sample.weight_versions) > 1 for sample in samples),
+    }
+
+
+def _group_json(group: Group) -> dict[str, Any]:
+    prompt = group.prompt
+    return {
+        "group_id": group.group_id,
+        "task": prompt.task,
+        "prompt": {
+            "id": prompt.prompt_id,
+            "content": prompt.content,
+            "input_ids": prompt.input_ids,
+            "ground_truth": prompt.ground_truth,
+            "meta": prompt.meta,
+        },
+        "samples": [_sample_json(sample, prompt.meta) for sample in group.samples],
+    }
+
+
+def _sample_json(sample: Sample, prompt_meta: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "sample_id": sample.sample_id,
+        "status": str(sample.status),
+        "finish_reason": sample.finish_reason,
+        "engine_finish_reason": sample.engine_finish_reason,
+        "reward": sample.reward,
+        "reward_parts": sample.reward_parts,
+        "prompt_ids": sample.prompt_ids,
+        "response_ids": sample.response_ids,
+        "logprobs": sample.logprobs,
+        "loss_mask": sample.loss_mask,
+        "weight_versions": [span.as_json() for span in sample.weight_versions],
+        "response": sample.response,
+        "meta": prompt_meta | sample.meta,
+    }
+
+
+def _not_now(shortage: Shortage, wanted: int, ready: int) -> NotNow:
+    message = f"{ready} of {wanted} groups are ready: {shortage.message}"
+    detail = {"ready": ready, "wanted": wanted, "can_be_met": not shortage.final, **shortage.detail}
+    return NotNow(shortage.type, message, detail=detail)

@@ -1,0 +1,213 @@
+"""The command line: `rollout-svc` and `python -m rollout_svc`.
+
+Invariants:
+
+- Exit codes: 0 done; 1 it ran and failed; 2 bad usage or bad configuration, one line per problem on stderr.
+- What a command answers goes to stdout, everything else to stderr.
+- torch and ray are imported by the command that needs them, not by this module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import orjson
+import typer
+
+from rollout_svc.config import Config
+from rollout_svc.configfile import dump_config, load_config, load_trainer
+from rollout_svc.errors import ConfigError, RolloutError
+from rollout_svc.plan import Plan, make_plan
+
+__all__ = ["app", "main"]
+
+_FAILED: Final = 1
+_BAD_USAGE: Final = 2
+
+app = typer.Typer(
+    help="The rollout stage of an asynchronous LLM-RL loop, as a service.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON object.")]
+Url = Annotated[str, typer.Option(help="Address of the service.", envvar="ROLLOUT_SVC_URL")]
+Token = Annotated[str | None, typer.Option(help="Bearer token of the service.", envvar="ROLLOUT_SVC_TOKEN")]
+_URL: Final = "http://127.0.0.1:8700"
+
+
+def main() -> None:
+    """Run the command line; every expected error is a line on stderr and an exit code."""
+    try:
+        app()
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(_BAD_USAGE)
+    except RolloutError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(_FAILED)
+
+
+@app.command()
+def demo(
+    steps: Annotated[int | None, typer.Option(help="Most trainer steps.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, prompts and draws.")] = 0,
+    lr: Annotated[float | None, typer.Option(help="Learning rate; 0 learns nothing.")] = None,
+    out: Annotated[Path, typer.Option(help="Where summary.json and reward.png go.")] = Path("demo-out"),
+    as_json: Json = False,
+) -> None:
+    """Run the whole loop on this machine: engines, service, and a trainer that learns."""
+    from rollout_svc.demo import DemoOptions, run_demo  # noqa: PLC0415 - torch, which no other command needs
+
+    given: dict[str, Any] = {"seed": seed, "out": out, "json": as_json}
+    given |= {key: value for key, value in (("steps", steps), ("lr", lr)) if value is not None}
+    raise typer.Exit(run_demo(DemoOptions(**given)))
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Option("--config", "-c", help="YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override: a.b=c; repeatable.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the plan; offline.")] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run the service."""
+    settings = load_config(config, overrides or ())
+    from rollout_svc.assembly import prepare  # noqa: PLC0415 - the parts are needed only here
+    from rollout_svc.observe.logs import LEVELS, configure_logs  # noqa: PLC0415
+    from rollout_svc.serve import serve as run  # noqa: PLC0415
+
+    if log_level.upper() not in LEVELS:
+        raise ConfigError.at("--log-level", f"{log_level!r} is none of debug, info, warning, error")
+    if dry_run:
+        _show_dry_run(settings, prepare(settings).plan)
+        return
+    configure_logs(log_level.lower())  # type: ignore[arg-type]
+    raise typer.Exit(run(settings, log_level.lower()))  # type: ignore[arg-type]
+
+
+def _show_dry_run(config: Config, plan: Plan) -> None:
+    typer.echo(dump_config(config).rstrip())
+    typer.echo("\n# concurrency plan")
+    _show_plan(plan)
+
+
+@app.command()
+def engine(  # noqa: PLR0917 - options, not positions
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.")] = 30000,
+    model: Annotated[str, typer.Option(help="Preset: tiny.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="Seed of the first weights.")] = 0,
+    tokenizer: Annotated[Path | None, typer.Option(help="Directory with tokenizer.json; default: bytes.")] = None,
+    context: Annotated[int | None, typer.Option(help="Most tokens of a sequence.")] = None,
+    max_running: Annotated[int | None, typer.Option(help="Requests decoded together.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="safetensors to start with.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Key of the data routes.")] = None,
+    admin_api_key: Annotated[str | None, typer.Option(help="Key of the control routes.")] = None,
+    die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="End when the parent does.")] = False,
+) -> None:
+    """Run the built-in engine alone: SGLang's dialect, a tiny torch model."""
+    from rollout_svc.embedded.run import run_engine  # noqa: PLC0415 - torch
+
+    given: dict[str, Any] = {} if max_running is None else {"max_running": max_running}
+    raise typer.Exit(
+        run_engine(
+            host=host,
+            port=port,
+            model=model,
+            seed=seed,
+            tokenizer=tokenizer,
+            context=context,
+            weights=weights,
+            api_key=api_key,
+            admin_api_key=admin_api_key,
+            die_with_parent=die_with_parent,
+            **given,
+        )
+    )
+
+
+@app.command()
+def status(url: Url = _URL, token: Token = None, as_json: Json = False) -> None:
+    """Show what the service is doing."""
+    from rollout_svc.observe.terminal import show_status  # noqa: PLC0415 - rich
+
+    answer = _ask(url, token, lambda client: client.status())
+    _answer(answer, as_json=as_json, show=show_status)
+
+
+@app.command()
+def pause(
+    url: Url = _URL,
+    token: Token = None,
+    deadline_s: Annotated[float | None, typer.Option(help="Seconds until it has returned.")] = None,
+    mode: Annotated[str | None, typer.Option(help="abort.")] = None,
+    lane: Annotated[list[str] | None, typer.Option(help="train or eval; repeatable; default: both.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Stop the stage and show the report."""
+    from rollout_svc.observe.terminal import show_report  # noqa: PLC0415 - rich
+
+    given: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "lanes": lane}
+    given = {key: value for key, value in given.items() if value}
+    answer = _ask(url, token, lambda client: client.pause(**given))
+    _answer(answer, as_json=as_json, show=show_report)
+
+
+@app.command()
+def resume(
+    url: Url = _URL,
+    token: Token = None,
+    ticket: Annotated[int | None, typer.Option(help="Only if this is still the current ticket.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Let the stage go on."""
+    from rollout_svc.observe.terminal import show_status  # noqa: PLC0415 - rich
+
+    answer = _ask(url, token, lambda client: client.resume(ticket=ticket))
+    _answer(answer, as_json=as_json, show=show_status)
+
+
+@app.command()
+def plan(
+    trainer: Annotated[Path, typer.Option(help="Trainer config, YAML.")],
+    workers: Annotated[int, typer.Option(help="Number of rollout workers.", min=0)],
+    as_json: Json = False,
+) -> None:
+    """Show the concurrency plan for a trainer config."""
+    made = make_plan(load_trainer(trainer), [None] * workers)
+    if as_json:
+        typer.echo(orjson.dumps(made.as_json()))
+    else:
+        _show_plan(made)
+
+
+def _show_plan(made: Plan) -> None:
+    for key, value in made.as_json().items():
+        if key != "warnings":
+            typer.echo(f"{key + ':':12} {value}")
+    for warning in made.warnings:
+        typer.echo(f"warning:     {warning}")
+
+
+def _ask(url: str, token: str | None, call: Callable[[Any], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    import asyncio  # noqa: PLC0415 - a quarter of what `--help` costs
+
+    from rollout_svc.rpc.client import RolloutClient  # noqa: PLC0415
+
+    async def ask() -> dict[str, Any]:
+        async with RolloutClient(url, token) as client:
+            return await call(client)
+
+    return asyncio.run(ask())
+
+
+def _answer(answer: dict[str, Any], *, as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
+    if as_json:
+        typer.echo(orjson.dumps(answer))
+    else:
+        show(answer)

@@ -1,0 +1,53 @@
+"""What a run of the demo is asked for.
+
+Invariants:
+
+- Options that exist are usable: a bad one is a ConfigError that names the flag.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollout_svc.demo.task import SortTask
+from rollout_svc.errors import ConfigError, Problem
+
+__all__ = ["DemoOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """Settings of one run.
+
+    Attributes:
+        steps: Most trainer steps; the run ends earlier once the policy has learned.
+        seed: Seed of the weights, the prompts and the engines' draws.
+        lr: Learning rate; 0 trains nothing, and shows what a policy that guesses gets.
+        out: Directory for everything the run writes.
+        json: Write the summary as JSON to standard output, and nothing else there.
+        task: The size of the task.
+
+    Raises:
+        ConfigError: A value is out of bounds.
+    """
+
+    steps: int = 500
+    seed: int = 0
+    lr: float = 1e-3
+    out: Path = field(default_factory=lambda: Path("demo-out"))
+    json: bool = False
+    task: SortTask = field(default_factory=SortTask)
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        problems = []
+        if self.steps < 1:
+            problems.append(Problem("--steps", f"at least 1, got {self.steps}"))
+        if self.seed < 0:
+            problems.append(Problem("--seed", f"at least 0, got {self.seed}"))
+        if not (math.isfinite(self.lr) and self.lr >= 0):
+            problems.append(Problem("--lr", f"a finite number of at least 0, got {self.lr}"))
+        if problems:
+            raise ConfigError(problems)

@@ -1,0 +1,54 @@
+"""Events to log lines: info per batch and per pause, warnings for what went wrong, transitions at debug.
+
+Invariant: an event whose level is filtered is not subscribed to at all, so it costs nothing on the way of a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Final
+
+import structlog
+
+from rollout_svc import events
+from rollout_svc.observe.logs import Level
+
+__all__ = ["log_events"]
+
+_NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
+    events.GroupAdmitted: ("group.admitted", "debug"),
+    events.GroupFinished: ("group.finished", "debug"),
+    events.GroupHandedBack: ("group.handed_back", "debug"),
+    events.GroupSettled: ("group.settled", "debug"),
+    events.SampleFailed: ("sample.failed", "warning"),
+    events.RequestFinished: ("request.finished", "debug"),
+    events.RequestRetried: ("request.retried", "warning"),
+    events.RequestAborted: ("request.aborted", "debug"),
+    events.WorkerChanged: ("worker.changed", "info"),
+    events.ProducerWaiting: ("producer.waiting", "warning"),
+    events.PauseStarted: ("pause.started", "debug"),
+    events.RungReached: ("pause.rung", "debug"),
+    events.PauseFinished: ("pause.finished", "info"),
+    events.Resumed: ("pause.resumed", "debug"),
+    events.WeightsUpdated: ("weights.updated", "info"),
+    events.BatchTaken: ("batch.taken", "info"),
+    events.BatchAcked: ("batch.acked", "debug"),
+    events.LeaseExpired: ("batch.lease_expired", "warning"),
+    events.ComponentDied: ("component.died", "error"),
+}
+_ORDER: Final[tuple[Level, ...]] = ("debug", "info", "warning", "error")
+
+
+def log_events(bus: events.EventBus, level: Level = "info") -> None:
+    """Write the bus's events to the log, those at `level` or above."""
+    log = structlog.get_logger("rollout")
+    for kind, (name, at) in _NAMES.items():
+        if _ORDER.index(at) >= _ORDER.index(level):
+            bus.subscribe(kind, _writer(getattr(log, at), name))
+
+
+def _writer(write: Any, name: str) -> Any:
+    def handle(event: Any) -> None:
+        write(name, **{field.name: getattr(event, field.name) for field in fields(event) if field.repr})
+
+    return handle

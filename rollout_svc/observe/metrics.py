@@ -1,0 +1,96 @@
+"""Prometheus figures: events in, a registry of its own per service.
+
+Invariant: nothing here is read by the service; leaving it out changes no behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from rollout_svc import events
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_LENGTHS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class Metrics:
+    """Subscribes to a bus and renders `/metrics`."""
+
+    def __init__(self, bus: events.EventBus, status: Callable[[], Mapping[str, Any]]) -> None:
+        """Subscribe; `status` gives the record that the gauges are set from when they are read."""
+        self.registry = CollectorRegistry()
+        self._status = status
+        self._counters(bus)
+        self._histograms(bus)
+        self._gauges()
+
+    def _counters(self, bus: events.EventBus) -> None:
+        registry = self.registry
+        finished = Counter("rollout_requests", "Engine answers", ["worker", "finish_reason", "late"], registry=registry)
+        tokens = Counter("rollout_tokens", "Tokens received", ["worker"], registry=registry)
+        retried = Counter("rollout_retries", "Calls tried again", ["kind"], registry=registry)
+        aborted = Counter("rollout_aborted_requests", "Calls cancelled by us", ["reason"], registry=registry)
+        failed = Counter("rollout_sample_failures", "Failed attempts", ["reason", "final"], registry=registry)
+        settled = Counter("rollout_groups_settled", "Groups ended", ["outcome", "reason"], registry=registry)
+        died = Counter("rollout_component_deaths", "Tasks that ended with an error", registry=registry)
+
+        def request(event: events.RequestFinished) -> None:
+            finished.labels(event.worker, event.finish_reason, str(event.late).lower()).inc()
+            tokens.labels(event.worker).inc(event.tokens)
+
+        bus.subscribe(events.RequestFinished, request)
+        bus.subscribe(events.RequestRetried, lambda e: retried.labels(e.kind).inc())
+        bus.subscribe(events.RequestAborted, lambda e: aborted.labels(e.reason).inc())
+        bus.subscribe(events.SampleFailed, lambda e: failed.labels(e.reason, str(e.final).lower()).inc())
+        bus.subscribe(events.GroupSettled, lambda e: settled.labels(e.outcome, e.reason or "").inc())
+        bus.subscribe(events.BatchAcked, lambda e: settled.labels("consumed", "").inc(e.groups))
+        bus.subscribe(events.ComponentDied, lambda _: died.inc())
+
+    def _histograms(self, bus: events.EventBus) -> None:
+        registry = self.registry
+        seconds = Histogram("rollout_request_seconds", "Engine call", buckets=_SECONDS, registry=registry)
+        lengths = Histogram("rollout_request_tokens", "Tokens of one call", buckets=_LENGTHS, registry=registry)
+        pause = Histogram("rollout_pause_seconds", "Pause", ["clean"], buckets=_SECONDS, registry=registry)
+        update = Histogram("rollout_update_seconds", "Weight update", ["ok"], buckets=_SECONDS, registry=registry)
+        wait = Histogram("rollout_batch_wait_seconds", "Wait for a batch", buckets=_SECONDS, registry=registry)
+
+        def request(event: events.RequestFinished) -> None:
+            seconds.observe(event.seconds)
+            lengths.observe(event.tokens)
+
+        bus.subscribe(events.RequestFinished, request)
+        bus.subscribe(events.PauseFinished, lambda e: pause.labels(str(e.clean).lower()).observe(e.elapsed_s))
+        bus.subscribe(events.WeightsUpdated, lambda e: update.labels(str(e.ok).lower()).observe(e.seconds))
+        bus.subscribe(events.BatchTaken, lambda e: wait.observe(e.wait_s))
+
+    def _gauges(self) -> None:
+        registry = self.registry
+        self._ledger = Gauge("rollout_ledger", "Groups and samples by account", ["unit", "account"], registry=registry)
+        self._in_flight = Gauge("rollout_in_flight", "Engine calls under way", ["worker"], registry=registry)
+        self._limit = Gauge("rollout_limit", "Engine calls allowed", ["worker"], registry=registry)
+        self._state = Gauge("rollout_worker_state", "1 for the state it is in", ["worker", "state"], registry=registry)
+        self._ready = Gauge("rollout_buffer_ready_groups", "Groups ready for a trainer", registry=registry)
+        self._version = Gauge("rollout_weight_version", "Weight version of the fleet", registry=registry)
+        self._rss = Gauge("rollout_rss_bytes", "Resident memory", registry=registry)
+
+    def render(self) -> tuple[bytes, str]:
+        """Return the body and content type of `/metrics`."""
+        status = self._status()
+        for unit in ("groups", "samples"):
+            for account, number in status["ledger"][unit].items():
+                self._ledger.labels(unit, account).set(number)
+        for gauge in (self._in_flight, self._limit, self._state):
+            gauge.clear()
+        for worker in status["workers"]:
+            self._in_flight.labels(worker["id"]).set(worker["in_flight"])
+            self._limit.labels(worker["id"]).set(worker["limit"])
+            self._state.labels(worker["id"], worker["state"]).set(1)
+        self._ready.set(status["buffer"]["ready"])
+        self._version.set(status["weight_version"])
+        self._rss.set(status["rss_bytes"])
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -1,0 +1,180 @@
+"""Who may pause and resume, and what they are told.
+
+Invariants:
+
+- One climb at a time. A pause that finds one under way joins it: union of lanes, earlier deadline, same ticket.
+- The gate closes, and the epoch rises, in the step that accepts the pause, before anything is awaited.
+- A caller that is cancelled leaves the climb alone; only its wait ends.
+- The ticket rises by one at every pause that is not joined; whoever holds an old one is told both numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from rollout_svc.errors import Conflict
+from rollout_svc.events import EventBus, PauseFinished, PauseStarted, Resumed
+from rollout_svc.gate import LANES, Gate, Lane
+from rollout_svc.pause.ladder import Climb, Ladder
+from rollout_svc.pause.report import PauseReport
+from rollout_svc.rollout.registry import Rollouts
+from rollout_svc.tasks import TaskOwner
+
+__all__ = ["PauseController", "PauseState"]
+
+PauseState = Literal["running", "pausing", "paused", "resuming"]
+
+
+class PauseController:
+    """The pause protocol's state."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        ladder: Ladder,
+        rollouts: Rollouts,
+        tasks: TaskOwner,
+        bus: EventBus,
+        ledger: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.state: PauseState = "running"
+        self.ticket = 0
+        self.paused_s = 0.0
+        self.last_report: PauseReport | None = None
+        self._gate = gate
+        self._ladder = ladder
+        self._rollouts = rollouts
+        self._tasks = tasks
+        self._bus = bus
+        self._ledger = ledger
+        self._closed: frozenset[Lane] = frozenset()
+        self._climb: Climb | None = None
+        self._climbing: asyncio.Task[PauseReport] | None = None
+
+    @property
+    def closed(self) -> frozenset[Lane]:
+        """Lanes that a pause closed."""
+        return self._closed
+
+    @property
+    def drained(self) -> frozenset[Lane]:
+        """Lanes that are closed and whose climb has returned."""
+        return self._closed if self.state == "paused" else frozenset()
+
+    async def pause(
+        self, *, mode: str, deadline_s: float, lanes: Iterable[Lane] = LANES, if_ticket: int | None = None
+    ) -> PauseReport:
+        """Stop `lanes`; returns by the deadline with what was found.
+
+        Raises:
+            Conflict: `if_ticket` is not the current ticket.
+        """
+        wanted = frozenset(lanes)
+        while True:
+            self._check_ticket(if_ticket)
+            climb = self._climb
+            if climb is not None and climb.joinable:
+                self._join(climb, wanted, deadline_s)
+                break
+            if self._climbing is not None:
+                await asyncio.wait({self._climbing})
+                if_ticket = None  # it was current when this pause came in
+                continue
+            if self.last_report is not None and self.state == "paused" and wanted <= self._closed:
+                return self.last_report
+            self._begin(mode, wanted, deadline_s)
+            break
+        climbing = self._climbing
+        assert climbing is not None  # noqa: S101 - set by _begin, and while a climb can be joined
+        return await asyncio.shield(climbing)
+
+    async def resume(self, ticket: int | None = None) -> None:
+        """Open what is closed; waits for the report of a pause that is under way.
+
+        Raises:
+            Conflict: `ticket` is not the current one.
+        """
+        self.check_resume(ticket)
+        while self._climbing is not None:
+            await asyncio.wait({self._climbing})
+        self.check_resume(ticket)
+        if self.state == "running":
+            return
+        self.state = "resuming"
+        lanes = tuple(lane for lane in LANES if lane in self._closed)
+        self._closed = frozenset()
+        self.state = "running"
+        self._gate.open(lanes)
+        self._bus.emit(Resumed(self.ticket, lanes))
+
+    def check_resume(self, ticket: int | None) -> None:
+        """Raise Conflict unless `ticket` is None or the current one."""
+        if ticket is not None and ticket != self.ticket:
+            raise Conflict(
+                f"ticket {ticket} is old: the current one is {self.ticket}",
+                type="stale_ticket",
+                detail={"ticket": ticket, "current": self.ticket},
+            )
+
+    def _check_ticket(self, if_ticket: int | None) -> None:
+        allowed = {self.ticket}
+        if self._climb is not None and self._climb.joinable:
+            allowed.add(self.ticket - 1)
+        if if_ticket is not None and if_ticket not in allowed:
+            raise Conflict(
+                f"if_ticket {if_ticket} is old: the current ticket is {self.ticket}",
+                type="stale_ticket",
+                detail={"if_ticket": if_ticket, "current": self.ticket},
+            )
+
+    def _begin(self, mode: str, lanes: frozenset[Lane], deadline_s: float) -> None:
+        now = asyncio.get_running_loop().time()
+        if self.state != "paused":
+            self.ticket += 1
+        self.state = "pausing"
+        self._closed |= lanes
+        self._gate.close(lanes, withdraw=True)
+        self._bus.emit(PauseStarted(self.ticket, mode, tuple(sorted(lanes)), deadline_s, joined=False))
+        climb = Climb(self.ticket, mode, lanes, now, now + deadline_s)
+        self._climb = climb
+        self._climbing = self._tasks.spawn(f"pause:{self.ticket}", self._run(climb))
+
+    def _join(self, climb: Climb, lanes: frozenset[Lane], deadline_s: float) -> None:
+        now = asyncio.get_running_loop().time()
+        new = lanes - climb.lanes
+        climb.deadline = min(climb.deadline, now + deadline_s)
+        if new:
+            self._closed |= new
+            self._gate.close(new, withdraw=True)
+            climb.lanes |= new
+            self._ladder.enter(climb, new)
+        climb.wake.set()
+        self._bus.emit(PauseStarted(self.ticket, climb.mode, tuple(sorted(lanes)), deadline_s, joined=True))
+
+    async def _run(self, climb: Climb) -> PauseReport:
+        loop = asyncio.get_running_loop()
+        try:
+            await self._ladder.climb(climb)
+            report = PauseReport(
+                ticket=climb.ticket,
+                mode=climb.mode,
+                elapsed_s=loop.time() - climb.started,
+                rungs=climb.rungs,
+                workers=climb.tallies,
+                parked=[member.sample.sample_id for member in self._rollouts.parked(climb.lanes)],
+                abandoned=climb.abandoned,
+                ledger=self._ledger(),
+            )
+        finally:
+            self._climb = None
+            self._climbing = None
+            self.state = "paused"
+        self.last_report = report
+        self.paused_s += report.elapsed_s
+        self._bus.emit(
+            PauseFinished(report.ticket, report.clean, report.elapsed_s, len(report.abandoned), len(report.parked))
+        )
+        return report

@@ -1,0 +1,54 @@
+"""When each rung of the ladder fires: pure.
+
+Invariants:
+
+- Rungs are ordered, and all lie between the start and the deadline, whatever the two are.
+- A rung at fraction f fires at `start + f * (deadline - start)`; configured values are ceilings.
+- The last tenth is kept for the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Rungs", "plan_rungs", "reabort_delays"]
+
+_JUDGES_S: Final = 1.0  # seconds judges get at most before they are cancelled
+_JUDGES: Final = 0.1
+_HTTP: Final = 0.5
+_TASKS: Final = 0.8
+_REPORT: Final = 0.9
+_FIRST_REABORT_S: Final = 0.05  # seconds: covers requests that reached the engine after the first abort
+
+
+@dataclass(frozen=True, slots=True)
+class Rungs:
+    """Absolute times, seconds of the clock the two arguments came from."""
+
+    judges: float
+    http: float
+    tasks: float
+    report: float
+    deadline: float
+
+
+def plan_rungs(start: float, deadline: float) -> Rungs:
+    """Return the ladder between two moments; a deadline in the past makes every rung due."""
+    span = max(0.0, deadline - start)
+    return Rungs(
+        judges=start + min(_JUDGES_S, _JUDGES * span),
+        http=start + _HTTP * span,
+        tasks=start + _TASKS * span,
+        report=start + _REPORT * span,
+        deadline=start + span,
+    )
+
+
+def reabort_delays(interval_s: float) -> Iterator[float]:
+    """Seconds between aborts of the same survivors: from 50 ms, doubling, up to `interval_s`."""
+    delay = min(_FIRST_REABORT_S, interval_s)
+    while True:
+        yield delay
+        delay = min(delay * 2, interval_s)

@@ -1,0 +1,1 @@
+"""One group under way, from its prompt to the buffer."""

@@ -1,0 +1,381 @@
+"""Clients of the control API: one async, one blocking; the same methods.
+
+Invariants:
+
+- An answer is the decoded JSON of the contract, a plain dict; an error body is raised as its class of
+  `rollout_svc.errors`; no answer at all is `Unreachable`. Nothing above sees an aiohttp error.
+- Every call has a bound: the time that it grants the service, where it grants one, and a margin for the way.
+- A batch is acknowledged with the next take of another step, unless the caller says otherwise. It stays
+  unacknowledged until a take has succeeded, so a take that fails may be repeated as it is.
+- Taking the same step again never acknowledges that step's batch: it asks for the batch once more.
+- No call is retried here: whether a lost call took effect is for the caller to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from urllib.parse import quote
+
+from rollout_svc.errors import Unreachable
+from rollout_svc.rpc.wire import OK, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["RolloutClient", "SyncRolloutClient"]
+
+T = TypeVar("T")
+Json = dict[str, Any]
+Ack = Literal["auto"] | list[str] | None
+
+MARGIN_S: Final = 10.0
+"""Added to the time a call grants the service: connecting, and the body of a large batch."""
+CALL_TIMEOUT_S: Final = 30.0
+"""Bound of calls that the service answers at once."""
+UNBOUNDED_WORK_TIMEOUT_S: Final = 600.0
+"""Bound where the service's own settings decide how long the work takes: a pause, loading weights."""
+
+
+class RolloutClient:
+    """Talks to one service; use it in one event loop, as a context manager or with `close`.
+
+    Args:
+        url: address of the service, `http://127.0.0.1:8700`.
+        token: bearer token, where the service wants one.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self._wire = Wire(url, token)
+        self._last_batch: tuple[str, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<RolloutClient {self.url} {'open' if self._wire.is_open else 'closed'} unacked={self.unacked}>"
+
+    @property
+    def url(self) -> str:
+        """Address of the service."""
+        return self._wire.url
+
+    @property
+    def unacked(self) -> str | None:
+        """The batch that the next take acknowledges, or None."""
+        return self._last_batch[0] if self._last_batch else None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; the last batch stays unacknowledged. Idempotent, and the client may be used again."""
+        await self._wire.close()
+
+    # -- the stage -------------------------------------------------------------------------------------------
+
+    async def ready(self) -> bool:
+        """Say whether the service takes work; False too when it cannot be reached."""
+        try:
+            status, _, _ = await self._wire.send("GET", "/readyz", None, CALL_TIMEOUT_S)
+        except Unreachable:
+            return False
+        return status == OK
+
+    async def status(self) -> Json:
+        """Return what the service is doing: state, ticket, weight version, lanes, workers, buffer, ledger, plan."""
+        return await self._call("GET", "/v1/status")
+
+    async def pause(
+        self,
+        *,
+        mode: str | None = None,
+        deadline_s: float | None = None,
+        lanes: Sequence[str] | None = None,
+        if_ticket: int | None = None,
+        kv: str | None = None,
+        offload: Sequence[str] | None = None,
+    ) -> Json:
+        """Stop the stage; returns the report, at the latest by `deadline_s` (None: the service's setting).
+
+        Raises:
+            Conflict: `if_ticket` is not the current ticket; `detail` holds both.
+        """
+        body = _given(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv, offload=offload)
+        return await self._call("POST", "/v1/pause", body, timeout_s=_pause_bound(deadline_s))
+
+    async def resume(self, ticket: int | None = None, *, weight_version: int | None = None) -> Json:
+        """Let the stage go on; returns its status.
+
+        Args:
+            ticket: the pause this ends; an old one is refused.
+            weight_version: asserted, not set: every worker in traffic must report it.
+
+        Raises:
+            Conflict: an old ticket, or another weight version.
+        """
+        body = _given(ticket=ticket, weight_version=weight_version)
+        return await self._call("POST", "/v1/resume", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
+
+    # -- batches and prompts ---------------------------------------------------------------------------------
+
+    async def take_batch(self, step: int, groups: int, timeout_s: float = 60.0, ack: Ack = "auto") -> Json:
+        """Lease a batch of finished groups.
+
+        Args:
+            step: trainer steps done so far; the same step again, while leased, gives the same batch.
+            groups: how many groups.
+            timeout_s: how long the service may wait for them.
+            ack: `auto` acknowledges the batch taken before; a list, exactly those; None, nothing: acknowledging
+                that batch is then the caller's.
+
+        Raises:
+            NotNow: it cannot be filled in time; `type` is `not_enough`, `paused`, `exhausted` or `failed`.
+        """
+        ids = self._to_ack(step) if ack == "auto" else list(ack or ())
+        body: Json = {"step": step, "groups": groups, "timeout_s": timeout_s}
+        if ids:
+            body["ack"] = ids
+        batch = await self._call("POST", "/v1/batches", body, timeout_s=timeout_s + MARGIN_S)
+        self._last_batch = (str(batch["batch_id"]), step)
+        return batch
+
+    async def ack(self, batch_id: str) -> Json:
+        """Acknowledge a batch: its groups are consumed for good.
+
+        Raises:
+            Conflict: its lease has expired and its groups went back.
+        """
+        answer = await self._call("POST", f"/v1/batches/{quote(batch_id, safe='')}/ack", {})
+        if self.unacked == batch_id:
+            self._last_batch = None
+        return answer
+
+    async def put_prompts(self, task: str, prompts: Iterable[Mapping[str, Any]]) -> Json:
+        """Hand prompts to a task that takes them; returns how many were new."""
+        body = {"task": task, "prompts": [dict(prompt) for prompt in prompts]}
+        return await self._call("POST", "/v1/prompts", body, timeout_s=CALL_TIMEOUT_S + MARGIN_S)
+
+    async def evaluate(
+        self,
+        task: str,
+        prompts: Iterable[Mapping[str, Any]],
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        timeout_s: float = 600.0,
+    ) -> Json:
+        """Have prompts answered and judged in lane `eval`; returns their groups."""
+        body: Json = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
+        body |= _given(sampling=sampling, version=version)
+        return await self._call("POST", "/v1/evaluations", body, timeout_s=timeout_s + MARGIN_S)
+
+    # -- weights and the fleet -------------------------------------------------------------------------------
+
+    async def update_weights(
+        self,
+        version: int,
+        source: Mapping[str, Any],
+        *,
+        pause: Mapping[str, Any] | None = None,
+        timeout_s: float = UNBOUNDED_WORK_TIMEOUT_S,
+    ) -> Json:
+        """Bring every worker to a weight version.
+
+        Args:
+            version: trainer steps whose weights these are.
+            source: `{"kind": "disk", "path": ...}`, or `{"kind": "external"}` when the trainer has moved them itself.
+            pause: arguments of a pause to be made around it; None: the stage is paused already.
+            timeout_s: how long to wait for the answer.
+
+        Raises:
+            Conflict: the stage is not paused.
+            NotNow: some worker failed; `detail` says which, and the stage stays paused.
+        """
+        body = {"version": version, "source": dict(source)} | _given(pause=pause)
+        return await self._call("POST", "/v1/weights", body, timeout_s=timeout_s + MARGIN_S)
+
+    async def concurrency(self) -> Json:
+        """Return the plan in force."""
+        return await self._call("GET", "/v1/concurrency")
+
+    async def set_concurrency(
+        self, *, trainer: Mapping[str, Any] | None = None, limits: Mapping[str, int] | None = None
+    ) -> Json:
+        """Derive the plan from the trainer's numbers, or cap single workers; returns the plan in force."""
+        return await self._call("PUT", "/v1/concurrency", _given(trainer=trainer, limits=limits))
+
+    async def workers(self) -> Json:
+        """Return the fleet."""
+        return await self._call("GET", "/v1/workers")
+
+    async def add_worker(self, url: str, **settings: Any) -> Json:
+        """Add an engine to the fleet; `settings` are the keys of a worker in the configuration."""
+        body = {"url": url, **settings}
+        return await self._call("POST", "/v1/workers", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
+
+    async def remove_worker(self, worker_id: str) -> Json:
+        """Take an engine out of the fleet; its requests move elsewhere."""
+        path = f"/v1/workers/{quote(worker_id, safe='')}"
+        return await self._call("DELETE", path, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
+
+    def _to_ack(self, step: int) -> list[str]:
+        if self._last_batch is None or self._last_batch[1] == step:
+            return []
+        return [self._last_batch[0]]
+
+    async def _call(self, method: str, path: str, body: Json | None = None, timeout_s: float = CALL_TIMEOUT_S) -> Json:
+        return await self._wire.call(method, path, body, timeout_s)
+
+
+def _pause_bound(deadline_s: float | None) -> float:
+    return UNBOUNDED_WORK_TIMEOUT_S if deadline_s is None else deadline_s + MARGIN_S
+
+
+def _given(**arguments: Any) -> Json:
+    """Return the arguments that were given, as JSON has them."""
+    return {
+        name: list(value) if isinstance(value, (tuple, set, frozenset)) else value
+        for name, value in arguments.items()
+        if value is not None
+    }
+
+
+class SyncRolloutClient:
+    """The methods of `RolloutClient`, blocking: for trainers without an event loop, from any thread.
+
+    It runs a loop of its own in a background thread, started with the first call; so it also works in a thread
+    that has a running loop, which it then blocks. Use it as a context manager or with `close`.
+
+    Args:
+        url: address of the service.
+        token: bearer token, where the service wants one.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self._client = RolloutClient(url, token)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<SyncRolloutClient {self._client.url} {'open' if self._loop else 'closed'} unacked={self.unacked}>"
+
+    @property
+    def url(self) -> str:
+        """Address of the service."""
+        return self._client.url
+
+    @property
+    def unacked(self) -> str | None:
+        """The batch that the next take acknowledges, or None."""
+        return self._client.unacked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the thread; idempotent, safe before the first call."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._client.close(), loop).result(CALL_TIMEOUT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(CALL_TIMEOUT_S)
+
+    def ready(self) -> bool:
+        """See `RolloutClient.ready`."""
+        return self._run(self._client.ready())
+
+    def status(self) -> Json:
+        """See `RolloutClient.status`."""
+        return self._run(self._client.status())
+
+    def pause(self, **arguments: Any) -> Json:
+        """See `RolloutClient.pause`."""
+        return self._run(self._client.pause(**arguments))
+
+    def resume(self, ticket: int | None = None, *, weight_version: int | None = None) -> Json:
+        """See `RolloutClient.resume`."""
+        return self._run(self._client.resume(ticket, weight_version=weight_version))
+
+    def take_batch(self, step: int, groups: int, timeout_s: float = 60.0, ack: Ack = "auto") -> Json:
+        """See `RolloutClient.take_batch`."""
+        return self._run(self._client.take_batch(step, groups, timeout_s, ack))
+
+    def ack(self, batch_id: str) -> Json:
+        """See `RolloutClient.ack`."""
+        return self._run(self._client.ack(batch_id))
+
+    def put_prompts(self, task: str, prompts: Iterable[Mapping[str, Any]]) -> Json:
+        """See `RolloutClient.put_prompts`."""
+        return self._run(self._client.put_prompts(task, prompts))
+
+    def evaluate(self, task: str, prompts: Iterable[Mapping[str, Any]], **arguments: Any) -> Json:
+        """See `RolloutClient.evaluate`."""
+        return self._run(self._client.evaluate(task, prompts, **arguments))
+
+    def update_weights(self, version: int, source: Mapping[str, Any], **arguments: Any) -> Json:
+        """See `RolloutClient.update_weights`."""
+        return self._run(self._client.update_weights(version, source, **arguments))
+
+    def concurrency(self) -> Json:
+        """See `RolloutClient.concurrency`."""
+        return self._run(self._client.concurrency())
+
+    def set_concurrency(self, **arguments: Any) -> Json:
+        """See `RolloutClient.set_concurrency`."""
+        return self._run(self._client.set_concurrency(**arguments))
+
+    def workers(self) -> Json:
+        """See `RolloutClient.workers`."""
+        return self._run(self._client.workers())
+
+    def add_worker(self, url: str, **settings: Any) -> Json:
+        """See `RolloutClient.add_worker`."""
+        return self._run(self._client.add_worker(url, **settings))
+
+    def remove_worker(self, worker_id: str) -> Json:
+        """See `RolloutClient.remove_worker`."""
+        return self._run(self._client.remove_worker(worker_id))
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run one call in the background loop; interrupting the wait cancels the call."""
+        with self._lock:  # so that no call slips in behind `close`, where nothing would run it
+            future = asyncio.run_coroutine_threadsafe(call, self._started())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=_serve, args=(self._loop,), name="rollout-client", daemon=True)
+            self._thread.start()
+        return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the background loop until it is stopped; then end what still runs in it, so that no caller waits on."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=CALL_TIMEOUT_S))
+    finally:
+        loop.close()

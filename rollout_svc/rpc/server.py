@@ -1,0 +1,47 @@
+"""Serving the control API on a socket.
+
+Invariant: the port is bound before anything else starts, so that a port in use costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from rollout_svc.errors import ConfigError
+from rollout_svc.rpc.app import build_app
+from rollout_svc.service import RolloutService
+
+__all__ = ["serve_http"]
+
+
+@asynccontextmanager
+async def serve_http(
+    service: RolloutService, metrics: Callable[[], tuple[bytes, str]] | None = None
+) -> AsyncIterator[str]:
+    """Bind and serve; gives the url.
+
+    Raises:
+        ConfigError: at `service.port` or `service.host` when the address cannot be bound.
+    """
+    config = service.config.service
+    # A caller that leaves ends its own wait: takes and pauses are carried by tasks of the service.
+    runner = web.AppRunner(
+        build_app(service, metrics), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port)
+        try:
+            await site.start()
+        except OSError as error:
+            where = "service.port" if "in use" in str(error) else "service.host"
+            message = f"cannot bind {config.host}:{config.port}: {error.strerror or error}"
+            raise ConfigError.at(where, message) from error
+        port = runner.addresses[0][1]
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,104 @@
+"""`rollout-svc serve`: the service and its control API as one process, from start to the last signal.
+
+Invariants:
+
+- The first SIGINT or SIGTERM drains and exits 0; the second exits at once.
+- Nothing is started before the configuration was found to work and the port was bound.
+- Exit codes: 0 stopped on request, 1 it ran and failed, 2 bad configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from typing import Final
+
+import structlog
+
+from rollout_svc.config import Config
+from rollout_svc.errors import ConfigError
+from rollout_svc.events import ComponentDied, EventBus
+from rollout_svc.observe.log_events import log_events
+from rollout_svc.observe.logs import Level
+from rollout_svc.observe.metrics import Metrics
+from rollout_svc.rpc.server import serve_http
+from rollout_svc.service import RolloutService, StartTimeout
+
+__all__ = ["EXIT_BAD_CONFIG", "EXIT_FAILED", "EXIT_OK", "serve"]
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_BAD_CONFIG: Final = 2
+_SECOND_SIGNAL: Final = 130  # what a shell shows for a process that SIGINT ended
+_log = structlog.get_logger("serve")
+
+
+def serve(config: Config, level: Level = "info") -> int:
+    """Run until a signal; returns the exit code."""
+    try:
+        return asyncio.run(_serve(config, level))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_BAD_CONFIG
+
+
+async def _serve(config: Config, level: Level) -> int:
+    bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
+    service = RolloutService(config, bus=bus)
+    log_events(bus, level)
+    metrics = Metrics(bus, service.status)
+    stop, failed = asyncio.Event(), asyncio.Event()
+    bus.subscribe(ComponentDied, lambda _: failed.set())
+    _on_signals(stop)
+    async with serve_http(service, metrics.render) as url:
+        await service.start()
+        sys.stdout.write(f"service.ready url={url}\n")
+        sys.stdout.flush()
+        _log.info("service.listening", url=url, workers=len(config.workers))
+        try:
+            return await _run(service, stop, failed)
+        finally:
+            await service.stop()
+            _log.info("service.stopped")
+
+
+async def _run(service: RolloutService, stop: asyncio.Event, failed: asyncio.Event) -> int:
+    """Wait for the engines, then for the end."""
+    stopping = asyncio.ensure_future(stop.wait())
+    ready = asyncio.ensure_future(service.ready())
+    try:
+        await asyncio.wait({stopping, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            return EXIT_OK
+        try:
+            ready.result()
+        except StartTimeout as error:
+            sys.stderr.write(f"{error}\n")
+            return EXIT_FAILED
+        gc.freeze()  # what was imported lives as long as the process: no collection needs to look at it again
+        _log.info("service.running", plan=service.concurrency())
+        while not stop.is_set():
+            dying = asyncio.ensure_future(failed.wait())
+            await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+            dying.cancel()
+            failed.clear()
+            if service.failure is not None:
+                return EXIT_FAILED
+        return EXIT_OK
+    finally:
+        for task in (stopping, ready):
+            task.cancel()
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    def handle() -> None:
+        if stop.is_set():
+            os._exit(_SECOND_SIGNAL)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle)

@@ -1,0 +1,348 @@
+"""The service: its life, and the calls a trainer makes.
+
+Invariants:
+
+- A service that raised at start has started nothing; one that stopped holds no task, socket or process.
+- Every public call either answers or raises a ServiceError; a service that failed says so at every call.
+- A cancelled call leaves the service as it was: pauses, leases and updates are carried by tasks of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import Any, Final, Literal
+
+from pydantic import ValidationError
+
+from rollout_svc.assembly import Parts, Prepared, assemble, prepare
+from rollout_svc.batches import Shortage
+from rollout_svc.concurrency import Concurrency
+from rollout_svc.config import Config, WorkerConfig
+from rollout_svc.configfile import problems_of
+from rollout_svc.errors import (
+    BadRequest,
+    ConfigError,
+    Conflict,
+    NotFound,
+    NotNow,
+    Problem,
+    RolloutError,
+    WorkerFailure,
+)
+from rollout_svc.events import ComponentDied, EventBus
+from rollout_svc.gate import LANES, Lane
+from rollout_svc.pause.report import PauseReport
+from rollout_svc.producer.sources import PushSource
+from rollout_svc.status import describe, shortage_of
+from rollout_svc.weights.fleet import Source
+from rollout_svc.workers.worker import WorkerState
+
+__all__ = ["RolloutService", "StartTimeout", "State"]
+
+State = Literal["starting", "running", "pausing", "paused", "resuming", "stopping", "failed"]
+
+_PROGRESS_S: Final = 5.0  # seconds between two words about engines that are still loading
+_STOP_MARGIN_S: Final = 5.0  # seconds for what is left to end after the last pause
+
+
+class StartTimeout(RolloutError):
+    """Raised when engines did not answer within `start_timeout_s`; names them."""
+
+
+class RolloutService:
+    """The rollout stage, in process. All calls must be made in the loop `start` ran in."""
+
+    def __init__(self, config: Config, *, bus: EventBus | None = None, rng: Random | None = None) -> None:
+        """Check the configuration; raises ConfigError with every problem, and starts nothing."""
+        self.config = config
+        self.bus = bus or EventBus()
+        self.prepared: Prepared = prepare(config)
+        self.failure: ComponentDied | None = None
+        self._rng = rng or Random()
+        self._parts: Parts | None = None
+        self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
+        self._fleet: Concurrency | None = None
+        self._updating: asyncio.Task[dict[str, Any]] | None = None
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> Parts:
+        """The running parts."""
+        if self._parts is None:
+            raise NotNow("starting", "the service has not been started")
+        return self._parts
+
+    @property
+    def fleet(self) -> Concurrency:
+        """The fleet's membership and the plan in force."""
+        if self._fleet is None:
+            raise NotNow("starting", "the service has not been started")
+        return self._fleet
+
+    @property
+    def state(self) -> State:
+        """Where the service stands."""
+        if self.failure is not None:
+            return "failed"
+        if self._phase in ("stopping", "stopped"):
+            return "stopping"
+        if self._phase != "running":
+            return "starting"
+        return self.parts.pauses.state
+
+    async def start(self) -> None:
+        """Make the parts and begin to reach the engines; returns at once."""
+        if self._phase != "new":
+            return
+        self._phase = "starting"
+        self._parts = parts = assemble(
+            self.prepared, bus=self.bus, rng=self._rng, on_death=self._died, shortage=self._shortage
+        )
+        self._fleet = Concurrency(parts=parts, trainer=self.config.trainer, plan=self.prepared.plan, rng=self._rng)
+        for worker in self.config.workers:
+            self._fleet.add(worker)
+        parts.tasks.spawn("producer", parts.producer.run(), critical=True)
+
+    async def ready(self) -> None:
+        """Wait until every configured engine has answered, then open the gate.
+
+        Raises:
+            StartTimeout: some did not answer within `start_timeout_s`; they are named.
+        """
+        parts = self.parts
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        parts.pool.subscribe(changed.set)
+        deadline = loop.time() + self.config.start_timeout_s
+        while self._phase == "starting":
+            starting = [w for w in parts.pool.workers.values() if w.state is WorkerState.STARTING]
+            if not starting:
+                self._phase = "running"
+                parts.gate.open(LANES)
+                return
+            if loop.time() >= deadline:
+                silent = "; ".join(f"{w.worker_id} at {w.endpoint.url}: {w.reason}" for w in starting)
+                raise StartTimeout(f"no answer within start_timeout_s = {self.config.start_timeout_s:g} s: {silent}")
+            changed.clear()
+            try:
+                async with asyncio.timeout_at(min(deadline, loop.time() + _PROGRESS_S)):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    async def stop(self) -> None:
+        """Drain under the pause deadline, then end every task, socket and process; idempotent."""
+        if self._parts is None or self._phase in ("stopping", "stopped"):
+            self._phase = "stopped"
+            return
+        parts = self._parts
+        self._phase = "stopping"
+        if not parts.pauses.closed.issuperset(LANES) or parts.pauses.state == "pausing":
+            await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
+        parts.batches.wake()
+        parts.batches.close()
+        await parts.tasks.close(asyncio.get_running_loop().time() + _STOP_MARGIN_S)
+        await parts.transport.close()
+        await asyncio.to_thread(parts.processes.close)
+        await parts.storage.close()
+        self._phase = "stopped"
+
+    def _died(self, name: str, error: BaseException, critical: bool) -> None:
+        trace = "".join(traceback.format_exception(error))
+        event = ComponentDied(name, f"{type(error).__name__}: {error}", trace)
+        if critical and self.failure is None:
+            self.failure = event
+            self.parts.batches.wake()
+        self.bus.emit(event)
+
+    def _check_alive(self) -> None:
+        if self.failure is not None:
+            message = f"{self.failure.component} died: {self.failure.error}"
+            raise NotNow("failed", message, detail={"traceback": self.failure.traceback})
+        if self._phase in ("stopping", "stopped"):
+            raise NotNow("stopping", "the service is stopping")
+
+    def _check_running(self) -> None:
+        self._check_alive()
+        if self._phase != "running":
+            waiting = [w.worker_id for w in self.parts.pool.workers.values() if w.state is WorkerState.STARTING]
+            raise NotNow("starting", f"engines are still loading: {', '.join(waiting)}")
+
+    # -- pause and resume ------------------------------------------------------------------------------------
+
+    async def pause(
+        self,
+        *,
+        mode: str | None = None,
+        deadline_s: float | None = None,
+        lanes: Iterable[Lane] = LANES,
+        if_ticket: int | None = None,
+    ) -> PauseReport:
+        """Stop the stage; returns by the deadline with a report. See `pause/`."""
+        self._check_running()
+        mode = mode or self.config.pause.mode
+        if mode != "abort":
+            raise BadRequest(f"mode: {mode!r} is not supported by this version; use 'abort'")
+        deadline = self.config.pause.deadline_s if deadline_s is None else deadline_s
+        if deadline <= 0:
+            raise BadRequest("deadline_s: must be greater than 0")
+        return await self.parts.pauses.pause(mode=mode, deadline_s=deadline, lanes=lanes, if_ticket=if_ticket)
+
+    async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
+        """Open the gate again; waits for a pause under way. With `weight_version`: only if every worker reports it."""
+        self._check_running()
+        self.parts.pauses.check_resume(ticket)
+        if self._updating is not None:
+            await asyncio.wait({self._updating})
+        if weight_version is not None:
+            await self._assert_version(weight_version)
+        await self.parts.pauses.resume(ticket)
+        return self.status()
+
+    async def _assert_version(self, version: int) -> None:
+        active = self.parts.pool.active
+        reported: dict[str, int | None] = {}
+        for worker in active:
+            try:
+                await self.parts.fleet.read_label(worker)
+            except WorkerFailure:
+                worker.version = None
+            reported[worker.worker_id] = worker.version
+        if not active or any(found != version for found in reported.values()):
+            raise Conflict(
+                f"not every worker in traffic reports weight version {version}",
+                type="weight_version",
+                detail={"weight_version": version, "workers": reported},
+            )
+
+    # -- batches ---------------------------------------------------------------------------------------------
+
+    async def take_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> dict[str, Any]:
+        """Lease a batch; see `batches.Batches.take`."""
+        self._check_alive()
+        return await self.parts.batches.take(step, groups, timeout_s, ack)
+
+    async def ack(self, batch_id: str) -> dict[str, Any]:
+        """Consume a leased batch for good."""
+        self._check_alive()
+        return self.parts.batches.acknowledge(batch_id)
+
+    async def put_prompts(self, task: str, prompts: list[Any]) -> dict[str, int]:
+        """Add prompts to a task that is fed by push; the same id is accepted once."""
+        self._check_alive()
+        source = self.prepared.sources.get(task)
+        if source is None:
+            raise NotFound(f"no task {task!r}", detail={"tasks": sorted(self.prepared.sources)})
+        if not isinstance(source, PushSource):
+            raise Conflict(f"task {task!r} does not take prompts: its prompts.push is not true")
+        accepted = source.push(prompts)
+        self.parts.producer.wake()
+        return {"accepted": accepted}
+
+    def _shortage(self, groups: int) -> Shortage:
+        """Why `groups` groups are not there, and whether they can ever be."""
+        if self.failure is not None:
+            message = f"{self.failure.component} died: {self.failure.error}"
+            return Shortage("failed", message, {"traceback": self.failure.traceback}, final=True)
+        if self._phase in ("stopping", "stopped"):
+            return Shortage("failed", "the service is stopping", {}, final=True)
+        return shortage_of(self.parts, self.fleet.plan, groups)
+
+    # -- weights ---------------------------------------------------------------------------------------------
+
+    async def update_weights(
+        self, version: int, source: Mapping[str, Any], pause: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Bring every worker to `version`; see `weights/update.py`.
+
+        While running it needs `pause`: pause, update, resume. A failed update leaves the stage paused.
+        """
+        self._check_running()
+        kind, path = source.get("kind"), source.get("path")
+        if kind not in ("disk", "external"):
+            raise BadRequest(f"source.kind: {kind!r} is not supported by this version; use 'disk' or 'external'")
+        if kind == "disk" and not path:
+            raise BadRequest("source.path: needed for kind 'disk'")
+        if self._updating is not None:
+            raise Conflict("another weight update is under way", type="updating")
+        work = self._update(version, Source(kind, path if kind == "disk" else None), pause)
+        self._updating = self.parts.tasks.spawn(f"weights:{version}", work, handled=True)
+        try:
+            return await asyncio.shield(self._updating)
+        finally:
+            if self._updating.done():
+                self._updating = None
+            else:
+                self._updating.add_done_callback(self._update_ended)
+
+    def _update_ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._updating = None
+        if not task.cancelled():
+            task.exception()
+
+    async def _update(self, version: int, source: Source, pause: Mapping[str, Any] | None) -> dict[str, Any]:
+        pauses = self.parts.pauses
+        was_running = pauses.state == "running"
+        if was_running:
+            if pause is None:
+                raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
+            await self.pause(**pause)
+        undrained = [lane for lane in LANES if lane not in pauses.drained]
+        if undrained:
+            raise Conflict(
+                f"lane {', '.join(undrained)} is not drained", type="not_drained", detail={"lanes": undrained}
+            )
+        record = await self.parts.updater.update(version, source)
+        if was_running:
+            await pauses.resume()
+        return record
+
+    # -- concurrency and workers -----------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The service's record of itself."""
+        return describe(self.parts, self.state, self.fleet.plan)
+
+    def concurrency(self) -> dict[str, Any]:
+        """The plan in force."""
+        return self.fleet.plan.as_json()
+
+    async def set_concurrency(
+        self, trainer: Mapping[str, Any] | None = None, limits: Mapping[str, int] | None = None
+    ) -> dict[str, Any]:
+        """Follow another trainer config (keys not given stay), or set workers' limits by hand.
+
+        Raises:
+            BadRequest: a value is out of bounds, or the plan is impossible; nothing has changed.
+        """
+        self._check_alive()
+        try:
+            return self.fleet.set(trainer or {}, limits or {}).as_json()
+        except ValidationError as error:
+            raise _bad_request(problems_of(error, "trainer")) from error
+        except ConfigError as error:
+            raise _bad_request(error.problems) from error
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Every worker's record."""
+        return [worker.as_json() for worker in self.parts.pool.workers.values()]
+
+    async def add_worker(self, config: WorkerConfig) -> dict[str, Any]:
+        """Add an engine to the fleet; it gets traffic once it answers and has the current weights."""
+        self._check_alive()
+        return self.parts.pool.workers[self.fleet.add(config)].as_json()
+
+    async def remove_worker(self, worker_id: str) -> dict[str, Any]:
+        """Take an engine out of the fleet; what it runs may finish first."""
+        self._check_alive()
+        self.fleet.remove(worker_id)
+        return {"id": worker_id, "state": str(WorkerState.DRAINING)}
+
+
+def _bad_request(problems: Iterable[Problem]) -> BadRequest:
+    listed = [{"path": problem.path, "message": problem.message} for problem in problems]
+    return BadRequest("; ".join(f"{p['path']}: {p['message']}" for p in listed), detail=listed)

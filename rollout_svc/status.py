@@ -1,0 +1,95 @@
+"""What the service says of itself: the record of `GET /v1/status`, and why a batch is not there yet.
+
+Invariant: reading changes nothing, and costs a pass over workers and running groups, never over samples stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from rollout_svc.assembly import Parts
+from rollout_svc.batches import Shortage
+from rollout_svc.gate import LANES
+from rollout_svc.plan import Plan
+
+__all__ = ["describe", "rss_bytes", "shortage_of"]
+
+_OLDEST: Final = 5  # samples named when something takes long
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process, bytes; 0 where /proc does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
+    """The record of `status`."""
+    return {
+        "state": state,
+        "ticket": parts.pauses.ticket,
+        "weight_version": parts.fleet.version,
+        "lanes": {
+            lane: {
+                "open": parts.gate.is_open(lane),
+                "in_flight": parts.pool.in_flight[lane],
+                "parked": len(parts.rollouts.parked((lane,))),
+            }
+            for lane in LANES
+        },
+        "workers": [worker.as_json() for worker in parts.pool.workers.values()],
+        "buffer": {
+            "ready": parts.buffer.ready,
+            "unfinished": parts.buffer.unfinished,
+            "leases": [
+                {"batch_id": lease.batch_id, "step": lease.step, "groups": len(lease.groups)}
+                for lease in parts.buffer.leases
+            ],
+        },
+        "producer": {"waiting_for": parts.producer.waiting, "exhausted": parts.producer.exhausted},
+        "ledger": parts.ledger.as_json(),
+        "plan": plan.as_json(),
+        "rss_bytes": rss_bytes(),
+    }
+
+
+def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
+    """Why `groups` groups are not ready in a service that works, and whether they can ever be."""
+    ledger = parts.ledger
+    detail = {
+        "waiting_for": parts.producer.waiting,
+        "ledger": ledger.as_json(),
+        "workers": {w.worker_id: f"{w.state}: {w.reason}" for w in parts.pool.workers.values()},
+        "oldest": _oldest(parts),
+    }
+    if groups > plan.max_groups:
+        message = f"the plan admits at most {plan.max_groups} groups that are not consumed"
+        return Shortage("not_enough", message, detail, final=True)
+    if parts.producer.exhausted and ledger.unsettled_groups < groups:
+        message = "the prompts are used up, and not enough groups are left under way"
+        return Shortage("exhausted", message, detail, final=True)
+    if "train" in parts.pauses.closed:
+        return Shortage("paused", "the stage is paused", detail)
+    return Shortage("not_enough", parts.producer.waiting or "groups are under way", detail)
+
+
+def _oldest(parts: Parts) -> list[dict[str, Any]]:
+    """The samples that have been in the hands of a task for longest: where, and since when."""
+    now = asyncio.get_running_loop().time()
+    calls = {call.sample_id: w.worker_id for w in parts.pool.workers.values() for call in w.calls.values()}
+    members = sorted(parts.rollouts.members(LANES), key=lambda member: member.since)[:_OLDEST]
+    return [
+        {
+            "sample_id": member.sample.sample_id,
+            "where": "parked" if member.parked else member.stage,
+            "worker": calls.get(member.sample.sample_id),
+            "age_s": round(now - member.since, 3),
+        }
+        for member in members
+    ]
