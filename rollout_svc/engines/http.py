@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 from types import TracebackType
 from typing import Final, Self
 
@@ -105,10 +106,9 @@ class Transport:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds form only; the date form is rare and means the same as saying nothing here."""
-    if value is None:
-        return None
+    """Seconds form only; the date form is rare and means the same as saying nothing here, as nan and inf do."""
     try:
-        return max(0.0, float(value))
+        seconds = float(value or "nan")
     except ValueError:
         return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
