@@ -1,0 +1,90 @@
+"""`python -m bench.dispatch`: what a sample costs the service, over what it costs a bare client.
+
+One engine process answers both after 0.3 s with the same bodies (128 prompt tokens, 256 response tokens with logprobs).
+Ours is the CPU time of the service process per sample that went the whole way: prompt, agent, worker, HTTP, judge,
+buffer, batch, acknowledgement. The floor is a bare aiohttp + orjson client that builds and parses the same bodies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from statistics import median
+
+import orjson
+
+from bench.process import Child, raise_open_files
+from bench.report import Point, print_report, progress
+from bench.served import GROUP_SIZE, Served
+
+CASES = (64, 512, 2048)
+BOUND = 2.0
+GROWTH_BOUND = 1.2
+ROUNDS = 5
+WINDOWS = 6
+"""In-flight windows measured in one round: enough that start and end do not show."""
+LEAST_SAMPLES = 1280
+"""Samples of one round at least: 64 in flight would give too few for a clock of CPU time."""
+
+
+def ours(served: Served, in_flight: int) -> float:
+    """CPU of the service per sample, in ms, at `in_flight` requests under way; warm."""
+    served.call("POST", "/v1/resume", {})
+    batch = max(1, in_flight // GROUP_SIZE // 4)
+    warm = 4 * 2
+    for _ in range(warm):
+        served.take(batch)
+    before_s, before = served.cpu_s, answered(served)
+    taken = 0
+    while taken < max(LEAST_SAMPLES, WINDOWS * in_flight):
+        served.take(batch)
+        taken += batch * GROUP_SIZE
+    after_s, after = served.cpu_s, answered(served)
+    served.call("POST", "/v1/pause", {})
+    # What was taken may have been produced before the window, or the reverse: the smaller count is the work done.
+    return 1000 * (after_s - before_s) / min(taken, after - before)
+
+
+def answered(served: Served) -> int:
+    """Samples that were judged so far."""
+    samples = orjson.loads(served.call("GET", "/v1/status"))["ledger"]["samples"]
+    return int(samples["ready"] + samples["leased"] + samples["consumed"])
+
+
+def floor(engine_url: str, in_flight: int) -> float:
+    """CPU of the bare client per request, in ms, likewise."""
+    total = max(LEAST_SAMPLES, WINDOWS * in_flight)
+    arguments = ("--url", engine_url, "--in-flight", in_flight, "--total", total)
+    with Child("bench.floor", *arguments, ready=None) as child:
+        return float(child.read_json(60.0)["cpu_ms_per_request"])
+
+
+def run(case: int, rounds: int) -> Point:
+    """Measure one case, by turns."""
+    with Child("bench.canned", "--port", 0, "--delay", 0.3) as engine:
+        url = f"http://127.0.0.1:{engine.ready_line[0]}"
+        with Served(url, case) as served:
+            pairs = []
+            for number in range(rounds):
+                pair = ours(served, case), floor(url, case)
+                pairs.append(pair)
+                progress(f"{case}: round {number + 1} of {rounds}: {pair[0]:.3f} ms over {pair[1]:.3f} ms")
+    return Point(str(case), median(pair[0] for pair in pairs), median(pair[1] for pair in pairs), BOUND)
+
+
+def main() -> int:
+    """Run all cases and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--cases", type=int, nargs="*", default=list(CASES))
+    options = parser.parse_args()
+    raise_open_files()
+    points = [run(case, options.rounds) for case in options.cases]
+    if set(CASES) <= set(options.cases):
+        ratio = {point.case: point.ratio for point in points}
+        points.append(Point("growth", ratio["2048"], ratio["64"], GROWTH_BOUND))
+    return 0 if print_report("dispatch", points) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
