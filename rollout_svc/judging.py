@@ -216,7 +216,11 @@ class Judging:
         elif self._processes is None:
             raise SampleFailure("judge_error", f"{desk.name}: no process to run a synchronous judger in")
         else:
-            work = self._processes.submit(desk.spec, desk.method, payload, desk.timeout_s)
+            try:
+                work = self._processes.submit(desk.spec, desk.method, payload, desk.timeout_s)
+            except Exception as error:
+                message = f"{desk.name}: no process could take it: {type(error).__name__}: {error}"
+                raise SampleFailure("judge_error", message) from error
         call = JudgeCall(desk, lane, ids, loop.time(), outcome, work, timer)
         self._calls[call] = None
         work.add_done_callback(lambda done: _deliver(call, done, len(samples)))
