@@ -17,9 +17,9 @@ __all__ = ["TIMEOUT_S", "Court", "Judger", "a_sample", "now", "reason_of", "take
 TIMEOUT_S = 10.0
 
 
-def a_sample(number: int = 0) -> JudgedSample:
+def a_sample(number: int = 0, *, response: str | None = "text", truth: Any = "truth") -> JudgedSample:
     """Make what a judger sees."""
-    return JudgedSample(f"s{number}", "g", "t", None, [1], "text", [2], "truth", {}, "stop")
+    return JudgedSample(f"s{number}", "g", "t", None, [1], response, [2, 3], truth, {}, "stop")
 
 
 class Judger:
