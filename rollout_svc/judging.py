@@ -108,20 +108,26 @@ class JudgeDesk:
 
     async def enter(self, lane: Lane) -> None:
         """Take a place; waits for one, and raises Interrupted when the lane closes meanwhile."""
-        while self.concurrency is not None and self.running >= self.concurrency:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((lane, future))
-            try:
-                await future
-            except asyncio.CancelledError:
-                self._wake_next()
-                raise
-        self.running += 1
+        if self.concurrency is None or self.running < self.concurrency:
+            self.running += 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((lane, place))
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.leave()  # it was given just now, and nobody will use it
+            raise
 
     def leave(self) -> None:
-        """Give the place back."""
+        """Give the place to whoever waits longest, or back: it is never free in between, so nobody overtakes."""
+        while self._waiting:
+            place = self._waiting.popleft()[1]
+            if not place.done():
+                place.set_result(None)
+                return
         self.running -= 1
-        self._wake_next()
 
     def turn_away(self, lane: Lane) -> None:
         """End the wait of everyone of this lane: its gate closed."""
@@ -130,13 +136,6 @@ class JudgeDesk:
                 self._waiting.remove(entry)
                 if not entry[1].done():
                     entry[1].set_exception(Interrupted("the gate closed before this judge started"))
-
-    def _wake_next(self) -> None:
-        while self._waiting:
-            future = self._waiting.popleft()[1]
-            if not future.done():
-                future.set_result(None)
-                return
 
 
 @dataclass(eq=False, slots=True)
@@ -232,7 +231,11 @@ class Judging:
         elif self._processes is None:
             raise SampleFailure("judge_error", f"{desk.name}: no process to run a synchronous judger in")
         else:
-            work = self._processes.submit(desk.spec, desk.method, payload, desk.timeout_s)
+            try:
+                work = self._processes.submit(desk.spec, desk.method, payload, desk.timeout_s)
+            except Exception as error:
+                message = f"{desk.name}: no process could take it: {type(error).__name__}: {error}"
+                raise SampleFailure("judge_error", message) from error
         call = JudgeCall(desk, lane, ids, loop.time(), outcome, work, timer)
         self._calls[call] = None
         work.add_done_callback(lambda done: _deliver(call, done, len(samples)))
@@ -267,21 +270,23 @@ def _deliver(call: JudgeCall, work: asyncio.Future[Any], expected: int) -> None:
     error = None if work.cancelled() else work.exception()
     if call.outcome.done():
         return
-    name = call.desk.name
-    if work.cancelled():
-        call.outcome.set_exception(SampleFailure("judge_error", f"{name}: the judger cancelled itself"))
-    elif isinstance(error, TimeoutError) and not call.desk.is_async:
-        message = f"{name}: no verdict in {call.desk.timeout_s:g} s"
-        call.outcome.set_exception(SampleFailure("judge_timeout", message))
-    elif error is not None:
-        failure = SampleFailure("judge_error", f"{name}: {type(error).__name__}: {error}")
-        failure.__cause__ = error
+    try:
+        call.outcome.set_result(_verdict(call.desk, work, error, expected))
+    except SampleFailure as failure:
         call.outcome.set_exception(failure)
-    else:
-        try:
-            call.outcome.set_result(_rewards(work.result(), call.desk, expected))
-        except SampleFailure as failure:
-            call.outcome.set_exception(failure)
+    except Exception as unreadable:  # noqa: BLE001 - objects of the judger's own making, whose methods fail
+        message = f"{call.desk.name}: its result cannot be read ({type(unreadable).__name__})"
+        call.outcome.set_exception(SampleFailure("judge_error", message))
+
+
+def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | None, expected: int) -> list[Reward]:
+    if work.cancelled():
+        raise SampleFailure("judge_error", f"{desk.name}: the judger cancelled itself")
+    if isinstance(error, TimeoutError) and not desk.is_async:
+        raise SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s")
+    if error is not None:
+        raise SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}: {error}") from error
+    return _rewards(work.result(), desk, expected)
 
 
 def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
@@ -294,6 +299,13 @@ def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
 def _reward(value: Any, desk: JudgeDesk) -> Reward:
     reward = value if isinstance(value, Reward) else Reward(value)
     number = reward.value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not _finite(number):
         raise SampleFailure("judge_invalid", f"{desk.name}: a reward is a finite number, not {value!r:.200}")
     return reward if type(number) is float else Reward(float(number), reward.parts)
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an int that no float can hold
+        return False
