@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
 from rollout_svc.batches import Shortage
+from rollout_svc.buffer.storage import Storage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of
@@ -55,13 +56,28 @@ class StartTimeout(RolloutError):
 class RolloutService:
     """The rollout stage, in process. All calls must be made in the loop `start` ran in."""
 
-    def __init__(self, config: Config, *, bus: EventBus | None = None, rng: Random | None = None) -> None:
-        """Check the configuration; raises ConfigError with every problem, and starts nothing."""
+    def __init__(
+        self,
+        config: Config,
+        *,
+        bus: EventBus | None = None,
+        rng: Random | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        """Check the configuration; raises ConfigError with every problem, and starts nothing.
+
+        Args:
+            config: the settings.
+            bus: where events go; None: nowhere.
+            rng: source of jitter.
+            storage: where groups are made durable; None: memory, which promises nothing. Closed by `stop`.
+        """
         self.config = config
         self.bus = bus or EventBus()
         self.prepared: Prepared = prepare(config)
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
+        self._storage = storage
         self._parts: Parts | None = None
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
@@ -100,7 +116,12 @@ class RolloutService:
             return
         self._phase = "starting"
         self._parts = parts = assemble(
-            self.prepared, bus=self.bus, rng=self._rng, on_death=self._died, shortage=self._shortage
+            self.prepared,
+            bus=self.bus,
+            rng=self._rng,
+            on_death=self._died,
+            shortage=self._shortage,
+            storage=self._storage,
         )
         self._fleet = Concurrency(parts=parts, trainer=self.config.trainer, plan=self.prepared.plan, rng=self._rng)
         for worker in self.config.workers:
