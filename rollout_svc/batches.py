@@ -107,12 +107,14 @@ class Batches:
             again = self._buffer.leased_at(step)
             if again is not None:
                 return self._bodies[again.batch_id]
-            fresh = self._fresh(step)
-            if len(fresh) >= groups:
-                return self._lease(step, fresh[:groups], started)
+            fresh: list[Group] = []
+            if self._buffer.ready >= groups:
+                fresh = self._fresh(step)
+                if len(fresh) >= groups:
+                    return self._lease(step, fresh[:groups], started)
             shortage = self._shortage(groups)
             if shortage.final:
-                raise _not_now(shortage, groups, len(fresh))
+                raise _not_now(shortage, groups, len(fresh) or self._buffer.ready)
             wake.clear()
             await wake.wait()
 

@@ -70,6 +70,7 @@ class Group:
 
     __slots__ = (
         "_ledger",
+        "_versions",
         "account",
         "created_at",
         "group_id",
@@ -104,6 +105,7 @@ class Group:
         self.hand_backs = 0
         self.reason: str | None = None
         self._ledger = ledger
+        self._versions: frozenset[int | None] | None = None
         self.samples = tuple(
             Sample(
                 sample_id=f"{group_id}.{index}",
@@ -142,9 +144,11 @@ class Group:
         """Whether every member is COMPLETED."""
         return all(sample.status is SampleStatus.COMPLETED for sample in self.samples)
 
-    def versions(self) -> set[int | None]:
-        """Every weight version that made a token of a member."""
-        return {span.version for sample in self.samples for span in sample.weight_versions}
+    def versions(self) -> frozenset[int | None]:
+        """Every weight version that made a token of a member; kept once the group is finished."""
+        if self._versions is not None:
+            return self._versions
+        return frozenset(span.version for sample in self.samples for span in sample.weight_versions)
 
     def start(self) -> None:
         """A task takes the group: queued or aborted -> in_flight."""
@@ -155,6 +159,7 @@ class Group:
         if not self.complete:
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         self.ready_at = now
+        self._versions = self.versions()
         self._move("ready")
 
     def hand_back(self, not_before: float = 0.0) -> None:

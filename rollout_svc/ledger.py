@@ -47,6 +47,8 @@ class _Book:
         self.counts["queued"] += number
 
     def move(self, source: Account, target: Account, number: int) -> None:
+        if source == target:
+            return
         if source in SETTLED:
             raise LedgerImbalance(f"{number} {self.unit} would leave {source}, which is for good")
         if self.counts[source] < number:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import aiohttp
+from yarl import URL
 
 from rollout_svc.engines.calls import Call, Reply
 from rollout_svc.errors import WorkerFailure
@@ -29,14 +30,22 @@ _CONTROL_PER_WORKER: Final = 8  # connections: one is kept warm, the rest only f
 class Endpoint:
     """Where a worker listens, and the headers its two lanes need."""
 
-    __slots__ = ("admin_headers", "data_headers", "url")
+    __slots__ = ("_urls", "admin_headers", "data_headers", "url")
 
     def __init__(self, url: str, api_key: str | None, admin_key: str | None) -> None:
         self.url = url.rstrip("/")
+        self._urls: dict[str, URL] = {}
         base = {"Content-Type": "application/json"}
         self.data_headers = base | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         key = admin_key or api_key
         self.admin_headers = base | ({"Authorization": f"Bearer {key}"} if key else {})
+
+    def at(self, path: str) -> URL:
+        """The address of a path here; parsed once, as one is used for every generation."""
+        known = self._urls.get(path)
+        if known is None:
+            known = self._urls[path] = URL(self.url + path)
+        return known
 
 
 class Transport:
@@ -70,21 +79,21 @@ class Transport:
 
     async def data(self, endpoint: Endpoint, call: Call) -> Reply:
         """Make a generation call; the caller bounds it."""
-        return await self._send(self._data, endpoint.url + call.path, call, endpoint.data_headers)
+        return await self._send(self._data, endpoint.at(call.path), call, endpoint.data_headers)
 
     async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
         """Make one short control attempt, at most `timeout_s` long."""
         headers = endpoint.admin_headers if call.admin else endpoint.data_headers
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._send(self._control, endpoint.url + call.path, call, headers)
+                return await self._send(self._control, endpoint.at(call.path), call, headers)
         except TimeoutError as error:
             raise WorkerFailure(
                 "control_timeout", f"{call.method} {call.path}: no answer in {timeout_s:.2f} s", accepted=True
             ) from error
 
     @staticmethod
-    async def _send(session: aiohttp.ClientSession, url: str, call: Call, headers: dict[str, str]) -> Reply:
+    async def _send(session: aiohttp.ClientSession, url: URL, call: Call, headers: dict[str, str]) -> Reply:
         try:
             async with session.request(
                 call.method, url, data=call.body, headers=headers, allow_redirects=False

@@ -30,7 +30,7 @@ from rollout_svc.sample import Sample
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.routing import choose
-from rollout_svc.workers.worker import AbortReason, EngineCall, Worker, WorkerState
+from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worker, WorkerState
 
 __all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
 
@@ -67,6 +67,7 @@ class WorkerPool:
         self._request_timeout_s = request_timeout_s
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
         self._listeners: list[Callable[[], None]] = []
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self.on_answer: Callable[[Worker, EngineCall, bool], None] | None = None
         self.on_end: Callable[[Worker, EngineCall], None] | None = None
         gate.subscribe(self._gate_changed)
@@ -211,19 +212,41 @@ class WorkerPool:
 
     async def _exchange(self, worker: Worker, call: EngineCall, request: GenerateRequest) -> Reply:
         """Send and receive under the call's own scope, which anyone may end."""
+        self._watch_deadlines()
         try:
-            async with asyncio.timeout(self._request_timeout_s) as call.scope:
+            with call:
                 return await self._transport.data(worker.endpoint, worker.dialect.generate(request))
-        except TimeoutError:
+        except CallEnded:
             reason = call.cancelled_for
-            self._bus.emit(RequestAborted(call.sample_id, worker.worker_id, reason or "timeout"))
-            if reason is None:
+            self._bus.emit(RequestAborted(call.sample_id, worker.worker_id, str(reason)))
+            if reason == "timeout":
                 self._abort_at_engine(worker, call, "timeout")
                 message = f"{worker.worker_id}: no answer in request_timeout_s = {self._request_timeout_s:g} s"
                 raise SampleFailure("request_timeout", message) from None
             if reason == "worker_dead":
                 raise WorkerFailure("worker_dead", f"{worker.worker_id}: stopped answering", accepted=True) from None
             raise Interrupted(f"{call.sample_id}: the call was cancelled ({reason})") from None
+
+    def _watch_deadlines(self) -> None:
+        """Keep one timer for the call whose time is up first: all have the same limit, so that is the oldest."""
+        if self._deadline_timer is None:
+            oldest = min(
+                (next(iter(worker.calls.values())).since for worker in self.workers.values() if worker.calls),
+                default=None,
+            )
+            if oldest is not None:
+                loop = asyncio.get_running_loop()
+                self._deadline_timer = loop.call_at(oldest + self._request_timeout_s, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        self._deadline_timer = None
+        limit = asyncio.get_running_loop().time() - self._request_timeout_s
+        for worker in self.workers.values():
+            for call in list(worker.calls.values()):
+                if call.since > limit:
+                    break
+                call.cancel("timeout")
+        self._watch_deadlines()
 
     def _read(self, worker: Worker, call: EngineCall, request: GenerateRequest, reply: Reply) -> Completion:
         completion = worker.dialect.parse_generate(reply)

@@ -41,7 +41,7 @@ class Stub:
             answer = await answer(request)
         if isinstance(answer, web.StreamResponse):
             return answer
-        if answer is None and request.path == "/v1/batches":
+        if answer is None and body is not None and request.path == "/v1/batches":
             self.batches += 1
             answer = {"batch_id": f"b{self.batches}", "step": body["step"], "groups": [], "metrics": {}}
         return web.json_response(answer or {})
@@ -82,6 +82,11 @@ def stub_in_thread() -> Iterator[Stub]:
         up.set()
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.close()
 
     thread = threading.Thread(target=run)
@@ -229,6 +234,18 @@ async def test_what_is_not_our_json_is_a_clear_error(stub: Stub, status: int) ->
     async with RolloutClient(stub.url) as client:
         with pytest.raises(ServiceError, match=r"GET /v1/status.*<html>bad gateway"):
             await client.status()
+
+
+@pytest.mark.parametrize("status", [201, 202])
+async def test_every_success_is_an_answer(stub: Stub, status: int) -> None:
+    """Adding a worker is answered with 201, removing one with 202."""
+
+    async def accepted(_: web.Request) -> web.Response:
+        return web.json_response({"id": "w7"}, status=status)
+
+    stub.answers["/v1/workers"] = accepted
+    async with RolloutClient(stub.url) as client:
+        assert await client.add_worker("http://127.0.0.1:1") == {"id": "w7"}
 
 
 async def test_nobody_there_is_unreachable() -> None:
