@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from collections.abc import Iterable, Mapping
 from random import Random
@@ -209,9 +210,12 @@ class RolloutService:
         if mode != "abort":
             raise BadRequest(f"mode: {mode!r} is not supported by this version; use 'abort'")
         deadline = self.config.pause.deadline_s if deadline_s is None else deadline_s
-        if deadline <= 0:
-            raise BadRequest("deadline_s: must be greater than 0")
-        return await self.parts.pauses.pause(mode=mode, deadline_s=deadline, lanes=lanes, if_ticket=if_ticket)
+        if not (math.isfinite(deadline) and deadline > 0):
+            raise BadRequest("deadline_s: expected a finite number greater than 0")
+        wanted = tuple(lanes)
+        if not wanted or not set(wanted) <= set(LANES):
+            raise BadRequest(f"lanes: expected some of {', '.join(LANES)}, not {list(wanted)}")
+        return await self.parts.pauses.pause(mode=mode, deadline_s=deadline, lanes=wanted, if_ticket=if_ticket)
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open the gate again; waits for a pause under way. With `weight_version`: only if every worker reports it."""
