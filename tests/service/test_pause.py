@@ -161,60 +161,66 @@ async def test_an_invalid_answer_is_a_failure_also_while_an_abort_goes_on() -> N
 
 async def test_members_that_are_done_wait_for_the_ones_that_were_cut() -> None:
     """COMPLETED members survive the pause; only the cut one is asked again, and each is judged once."""  # P5
-    async with FakeSGLang(weight_version="0") as engine:
-        async with stage(engine, pushed=1, trainer={"prompt_repeat_k": 3, "train_batch_size": 1}) as made:
-            await engine.wait_running(3)
-            engine.release(engine.requests[0], tokens=[1])
-            engine.release(engine.requests[1], tokens=[2])
-            await made.until(lambda: made.samples("ready") == 2)
-            await made.pause()
-            assert (made.samples("ready"), made.samples("aborted"), made.groups("aborted")) == (2, 1, 1)
-            await made.resume()
-            await engine.wait_requests(4)
-            engine.release(tokens=[9])
-            [group] = (await made.take())["groups"]
-            assert [sample["response_ids"] for sample in group["samples"]] == [[1], [2], [101, 102, 103, 9]]
-            assert len(made.judge.seen) == 3
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        stage(engine, pushed=1, trainer={"prompt_repeat_k": 3, "train_batch_size": 1}) as made,
+    ):
+        await engine.wait_running(3)
+        engine.release(engine.requests[0], tokens=[1])
+        engine.release(engine.requests[1], tokens=[2])
+        await made.until(lambda: made.samples("ready") == 2)
+        await made.pause()
+        assert (made.samples("ready"), made.samples("aborted"), made.groups("aborted")) == (2, 1, 1)
+        await made.resume()
+        await engine.wait_requests(4)
+        engine.release(tokens=[9])
+        [group] = (await made.take())["groups"]
+        assert [sample["response_ids"] for sample in group["samples"]] == [[1], [2], [101, 102, 103, 9]]
+        assert len(made.judge.seen) == 3
 
 
 async def test_an_agent_that_ignores_the_cut_cannot_pass_it_off_as_whole() -> None:
     """A loop that returns after its turn was cut leaves an ABORTED sample all the same."""  # P2 P15
-    async with FakeSGLang(weight_version="0") as engine:
-        async with stage(engine, pushed=1, agent={"path": "tests.support.loops:Oblivious"}) as made:
-            loop: Oblivious = made.agent
-            await engine.wait_running(1)
-            assert (await made.pause()).clean
-            assert len(loop.ended) == 1
-            [group] = made.live_groups()
-            assert (str(group.samples[0].status), group.samples[0].resume_at) == ("ABORTED", "generate")
-            assert not made.judge.seen
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        stage(engine, pushed=1, agent={"path": "tests.support.loops:Oblivious"}) as made,
+    ):
+        loop: Oblivious = made.agent
+        await engine.wait_running(1)
+        assert (await made.pause()).clean
+        assert len(loop.ended) == 1
+        [group] = made.live_groups()
+        assert (str(group.samples[0].status), group.samples[0].resume_at) == ("ABORTED", "generate")
+        assert not made.judge.seen
 
 
 async def test_parked_agents_keep_their_place() -> None:
     """Loops busy in their tool, or cut in a turn, are parked: listed, not cancelled, and go on after resume."""  # P10
-    async with FakeSGLang(weight_version="0") as engine:
-        async with stage(engine, pushed=2, agent={"path": "tests.support.loops:ToolUser"}) as made:
-            loop: ToolUser = made.agent
-            await engine.wait_running(2)
-            engine.release(engine.requests[0], tokens=[1, 2])
-            await made.until(lambda: loop.waiting == 1)
-            report = await made.pause()
-            assert report.clean
-            assert len(report.parked) == 2
-            assert report.ledger["samples"]["in_flight"] == 2
-            assert made.service.status()["lanes"]["train"] == {"open": False, "in_flight": 0, "parked": 2}
-            loop.go_on.set()
-            await made.until(lambda: loop.waiting == 0)
-            await made.resume()
-            await engine.wait_requests(4)
-            asked = {len(call.prompt_ids): call for call in engine.requests[2:]}
-            assert set(asked) == {7, 8}  # prompt + cut turn; prompt + turn + tool
-            engine.answer = lambda _: Reply(tokens=[3])
-            engine.release(tokens=[3])
-            batch = await made.take(groups=2)
-            got = sorted(sample["response_ids"] for group in batch["groups"] for sample in group["samples"])
-            assert got == [[1, 2, 7, 8, 3], [101, 102, 103, 3, 7, 8, 3]]
-            assert loop.runs == 2
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        stage(engine, pushed=2, agent={"path": "tests.support.loops:ToolUser"}) as made,
+    ):
+        loop: ToolUser = made.agent
+        await engine.wait_running(2)
+        engine.release(engine.requests[0], tokens=[1, 2])
+        await made.until(lambda: loop.waiting == 1)
+        report = await made.pause()
+        assert report.clean
+        assert len(report.parked) == 2
+        assert report.ledger["samples"]["in_flight"] == 2
+        assert made.service.status()["lanes"]["train"] == {"open": False, "in_flight": 0, "parked": 2}
+        loop.go_on.set()
+        await made.until(lambda: loop.waiting == 0)
+        await made.resume()
+        await engine.wait_requests(4)
+        asked = {len(call.prompt_ids): call for call in engine.requests[2:]}
+        assert set(asked) == {7, 8}  # prompt + cut turn; prompt + turn + tool
+        engine.answer = lambda _: Reply(tokens=[3])
+        engine.release(tokens=[3])
+        batch = await made.take(groups=2)
+        got = sorted(sample["response_ids"] for group in batch["groups"] for sample in group["samples"])
+        assert got == [[1, 2, 7, 8, 3], [101, 102, 103, 3, 7, 8, 3]]
+        assert loop.runs == 2
 
 
 async def test_batches_are_taken_and_acked_while_paused() -> None:
