@@ -35,6 +35,7 @@ from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worke
 __all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
+_SINGLE_ABORTS: Final = 4  # of the 8 control connections a worker has at most: aborts of calls that were dropped
 _MAX_TRIES: Final = 4  # engine calls for one `generate` before the sample goes back to the buffer
 _BACKOFF_S: Final = 0.1  # seconds of the first retry's sleep, doubling, jittered
 _BACKOFF_CAP_S: Final = 5.0
@@ -67,6 +68,7 @@ class WorkerPool:
         self._request_timeout_s = request_timeout_s
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
         self._listeners: list[Callable[[], None]] = []
+        self._single_aborts = asyncio.Semaphore(_SINGLE_ABORTS)
         self._deadline_timer: asyncio.TimerHandle | None = None
         self.on_fleet: Callable[[], None] = lambda: None
         self.on_answer: Callable[[Worker, EngineCall, bool], None] | None = None
@@ -306,7 +308,12 @@ class WorkerPool:
         """Tell the engine, beside everything else, that nobody waits for this request any more."""
         call.cancelled_for = call.cancelled_for or reason
         if worker.state is not WorkerState.DEAD:
-            self._tasks.spawn(f"abort:{call.request_id}", self.abort(worker, [call.request_id]), handled=True)
+            self._tasks.spawn(f"abort:{call.request_id}", self._abort_one(worker, call.request_id), handled=True)
+
+    async def _abort_one(self, worker: Worker, request_id: str) -> None:
+        """A few at a time: a pause's abort must find a free control connection, however many calls were dropped."""
+        async with self._single_aborts:
+            await self.abort(worker, [request_id])
 
     # -- control ---------------------------------------------------------------------------------------------
 
