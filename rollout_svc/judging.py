@@ -1,7 +1,8 @@
 """What a judger is, and judge calls made cancellable, bounded and off the loop.
 
 A judger is any object with `judge(sample) -> float | Reward`, or `judge_group(samples) -> list` of them, async or
-not; it never has to know about pauses, timeouts or threads.
+not; it never has to know about pauses, timeouts or threads. A synchronous one that only compares what it is given may
+say `instant = True`: it is then called in the loop, where a task and a timer would cost more than the verdict.
 
 Invariants:
 
@@ -9,7 +10,7 @@ Invariants:
 - The timeout of a call starts when the call starts: queueing is never counted against a judge.
 - A call ends for its caller exactly once, whatever the judger does afterwards: a hung or cancelled judge that
   answers later writes nothing.
-- A synchronous judger runs in a process that can be killed, and is, at its timeout or at a pause.
+- A synchronous judger that is not instant runs in a process that can be killed, and is, at its timeout or at a pause.
 - A failure is a typed SampleFailure, never a number.
 """
 
@@ -69,7 +70,18 @@ class ProcessRunner(Protocol):
 class JudgeDesk:
     """One task's judger, its limits, and who waits for it."""
 
-    __slots__ = ("_judger", "_waiting", "by_group", "concurrency", "is_async", "name", "running", "spec", "timeout_s")
+    __slots__ = (
+        "_judger",
+        "_waiting",
+        "by_group",
+        "concurrency",
+        "instant",
+        "is_async",
+        "name",
+        "running",
+        "spec",
+        "timeout_s",
+    )
 
     def __init__(
         self, *, name: str, judger: Any, spec: PluginSpec, timeout_s: float, concurrency: int | None = None
@@ -80,6 +92,7 @@ class JudgeDesk:
         self.concurrency = concurrency
         self.by_group = hasattr(judger, _GROUP)
         self.is_async = inspect.iscoroutinefunction(getattr(judger, self.method))
+        self.instant = not self.is_async and bool(getattr(judger, "instant", False))
         self.running = 0
         self._judger = judger
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
@@ -90,7 +103,7 @@ class JudgeDesk:
         return _GROUP if self.by_group else _SINGLE
 
     def call(self, payload: Any) -> Any:
-        """Make the coroutine of an async judger."""
+        """Make the coroutine of an async judger, or the verdict of an instant one."""
         return getattr(self._judger, self.method)(payload)
 
     async def enter(self, lane: Lane) -> None:
@@ -174,6 +187,8 @@ class Judging:
             SampleFailure: `judge_timeout`, `judge_error` or `judge_invalid`.
         """
         self._refuse_when_closed(lane)
+        if desk.instant:
+            return _instant(desk, samples)
         await desk.enter(lane)
         try:
             self._refuse_when_closed(lane)
@@ -236,6 +251,14 @@ class Judging:
             call.outcome.cancel()
 
 
+def _instant(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
+    try:
+        verdict = desk.call(list(samples) if desk.by_group else samples[0])
+    except Exception as error:
+        raise _failure(desk, error) from error
+    return _rewards(verdict, desk, len(samples))
+
+
 def _time_out(outcome: asyncio.Future[list[Reward]], work: asyncio.Future[Any], desk: JudgeDesk) -> None:
     if not outcome.done():
         outcome.set_exception(SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s"))
@@ -251,9 +274,6 @@ def _deliver(call: JudgeCall, work: asyncio.Future[Any], expected: int) -> None:
         call.outcome.set_result(_verdict(call.desk, work, error, expected))
     except SampleFailure as failure:
         call.outcome.set_exception(failure)
-    except Exception as unreadable:  # noqa: BLE001 - objects of the judger's own making, whose methods fail
-        message = f"{call.desk.name}: its result cannot be read ({type(unreadable).__name__})"
-        call.outcome.set_exception(SampleFailure("judge_error", message))
 
 
 def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | None, expected: int) -> list[Reward]:
@@ -262,15 +282,30 @@ def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | 
     if isinstance(error, TimeoutError) and not desk.is_async:
         raise SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s")
     if error is not None:
-        raise SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}: {error}") from error
+        raise _failure(desk, error) from error
     return _rewards(work.result(), desk, expected)
+
+
+def _failure(desk: JudgeDesk, error: BaseException) -> SampleFailure:
+    """Tell what a judger raised, also where the error's own text fails."""
+    try:
+        told = f": {error}"
+    except Exception:  # noqa: BLE001 - an object of the judger's making
+        told = ""
+    return SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}{told}")
 
 
 def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
     values = result if desk.by_group else [result]
-    if not isinstance(values, list) or len(values) != expected:
-        raise SampleFailure("judge_invalid", f"{desk.name}: expected a list of {expected} rewards, got {result!r:.200}")
-    return [_reward(value, desk) for value in values]
+    try:
+        if not isinstance(values, list) or len(values) != expected:
+            message = f"{desk.name}: expected a list of {expected} rewards, got {result!r:.200}"
+            raise SampleFailure("judge_invalid", message)
+        return [_reward(value, desk) for value in values]
+    except SampleFailure:
+        raise
+    except Exception as error:  # an object of the judger's making that fails when it is looked at
+        raise _failure(desk, error) from error
 
 
 def _reward(value: Any, desk: JudgeDesk) -> Reward:

@@ -190,7 +190,10 @@ class Sample:
     @property
     def loss_mask(self) -> list[int]:
         """One 0 or 1 per response token: 1 where the model made it."""
-        return [bit for segment in self.segments for bit in [int(segment.by_model)] * len(segment.ids)]
+        mask: list[int] = []
+        for segment in self.segments:
+            mask += [int(segment.by_model)] * len(segment.ids)
+        return mask
 
     @property
     def weight_versions(self) -> tuple[VersionSpan, ...]:

@@ -38,7 +38,12 @@ class TaskOwner:
         return frozenset(self._tasks)
 
     def spawn(
-        self, name: str, coroutine: Coroutine[Any, Any, Any], *, critical: bool = False, handled: bool = False
+        self,
+        name: str,
+        coroutine: Coroutine[Any, Any, Any],
+        *,
+        critical: bool = False,
+        handled: bool = False,
     ) -> asyncio.Task[Any]:
         """Start a named task.
 

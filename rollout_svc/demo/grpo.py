@@ -79,6 +79,8 @@ class StepStats:
 
 def group_advantages(rewards: Sequence[float]) -> list[float]:
     """Return (reward - mean) / std of one group; zeros where the rewards are equal."""
+    if not rewards:
+        return []
     mean = math.fsum(rewards) / len(rewards)
     std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
     if std < EQUAL_REWARDS_STD:

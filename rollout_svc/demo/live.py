@@ -1,5 +1,4 @@
-"""What a run shows while it goes: a live view on a terminal, plain lines elsewhere, and with JSON wanted, nothing on
-standard output.
+"""What a run shows while it goes: a live view on a terminal, plain lines elsewhere.
 
 Invariants:
 
@@ -37,7 +36,7 @@ PLAIN_EVERY_S: Final = 5.0
 """Between two lines of plain progress."""
 CURVE_WIDTH: Final = 60
 """Characters of the reward curve."""
-_BARS: Final = " ▁▂▃▄▅▆▇█"
+_BARS: Final = "▁▂▃▄▅▆▇█"
 _ACCOUNTS: Final = ("queued", "in_flight", "aborted", "ready", "leased", "consumed", "expired", "failed")
 
 

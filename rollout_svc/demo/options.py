@@ -2,7 +2,7 @@
 
 Invariants:
 
-- Options that exist are usable: a bad one is a ConfigError that names the flag.
+- Any values can be held; `problems` says which cannot be used, by the name of their flag.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollout_svc.demo.task import SortTask
-from rollout_svc.errors import ConfigError, Problem
+from rollout_svc.errors import Problem
 
 __all__ = ["DemoOptions"]
 
@@ -28,26 +28,22 @@ class DemoOptions:
         out: Directory for everything the run writes.
         json: Write the summary as JSON to standard output, and nothing else there.
         task: The size of the task.
-
-    Raises:
-        ConfigError: A value is out of bounds.
     """
 
-    steps: int = 500
+    steps: int = 400
     seed: int = 0
     lr: float = 1e-3
     out: Path = field(default_factory=lambda: Path("demo-out"))
     json: bool = False
     task: SortTask = field(default_factory=SortTask)
 
-    def __post_init__(self) -> None:
-        """Check every value."""
-        problems = []
+    def problems(self) -> list[Problem]:
+        """Return what is wrong with the values; empty where they can be used."""
+        found = []
         if self.steps < 1:
-            problems.append(Problem("--steps", f"at least 1, got {self.steps}"))
+            found.append(Problem("--steps", f"at least 1, got {self.steps}"))
         if self.seed < 0:
-            problems.append(Problem("--seed", f"at least 0, got {self.seed}"))
+            found.append(Problem("--seed", f"at least 0, got {self.seed}"))
         if not (math.isfinite(self.lr) and self.lr >= 0):
-            problems.append(Problem("--lr", f"a finite number of at least 0, got {self.lr}"))
-        if problems:
-            raise ConfigError(problems)
+            found.append(Problem("--lr", f"a finite number of at least 0, got {self.lr}"))
+        return found

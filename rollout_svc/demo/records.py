@@ -32,8 +32,8 @@ class StepRecord:
         step: Trainer steps done before it.
         reward: Mean reward of the batch's samples.
         pause_s: How long generation stood still for the weights: pause, update and resume.
-        aborted: Requests that the pause cut off.
-        continued: Samples of the batch that had been cut off and went on, under newer weights.
+        aborted: Samples that were cut off between the batch before and this one.
+        continued: Samples that went on with the tokens they had, in the same time.
         weight_version: Version the engines run after it.
         tokens: Response tokens of the batch.
         elapsed_s: Wall time of the step.

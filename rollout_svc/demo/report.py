@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -75,7 +75,7 @@ def _draw_reward(axes: Axes, history: History) -> None:
     axes.set_ylabel("reward", color=_INK)
     title = f"A policy that learns: reward {history.first_reward:.2f} → {history.last_reward:.2f}"
     axes.set_title(title, loc="left", color=_INK, fontsize=12, fontweight="bold")
-    axes.legend(loc="lower right", frameon=False, fontsize=8.5, labelcolor=_INK)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.05), frameon=False, fontsize=8.5, labelcolor=_INK)
 
 
 def _draw_pauses(axes: Axes, records: list[StepRecord]) -> None:
@@ -85,17 +85,17 @@ def _draw_pauses(axes: Axes, records: list[StepRecord]) -> None:
     axes.set_xlabel("trainer step", color=_INK)
     aborted = sum(record.aborted for record in records)
     continued = sum(record.continued for record in records)
-    title = f"generation paused for new weights; {aborted} requests cut off, {continued} samples trained on went on"
+    title = f"generation paused for new weights; {aborted} samples cut off, {continued} of them continued"
     axes.set_title(title, loc="left", color=_INK, fontsize=9)
 
 
 def running_mean(values: list[float]) -> list[float]:
-    """Return the mean of each value and those before it, `SMOOTHED` at most."""
-    recent = [values[max(0, end - SMOOTHED) : end] for end in range(1, len(values) + 1)]
-    return [sum(part) / len(part) for part in recent]
+    """Return the mean around each value: `SMOOTHED` of them, fewer at both ends."""
+    reach = SMOOTHED // 2
+    parts = [values[max(0, place - reach) : place + reach + 1] for place in range(len(values))]
+    return [sum(part) / len(part) for part in parts]
 
 
 def as_json(history: History) -> str:
     """Return the summary as one JSON document."""
-    document: Any = history.summary()
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+    return orjson.dumps(history.summary(), option=orjson.OPT_INDENT_2).decode()

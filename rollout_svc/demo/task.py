@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 END_TOKEN: Final = "</s>"  # noqa: S105  the end of an answer, not a secret
-UNKNOWN_TOKEN: Final = "<unk>"  # noqa: S105
+UNKNOWN_TOKEN: Final = "?"  # noqa: S105
 VOCABULARY: Final[tuple[str, ...]] = (END_TOKEN, "=", *"0123456789", *"abcdefghijklmnopqrs", UNKNOWN_TOKEN)
 """Token by id. The letters are there to be avoided: a policy first has to find out what an answer is made of."""
 END_ID: Final = 0

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote
 
 from rollout_svc.errors import Unreachable
-from rollout_svc.rpc.wire import OK, Wire
+from rollout_svc.rpc.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -84,7 +85,7 @@ class RolloutClient:
             status, _, _ = await self._wire.send("GET", "/readyz", None, CALL_TIMEOUT_S)
         except Unreachable:
             return False
-        return status == OK
+        return status == HTTPStatus.OK
 
     async def status(self) -> Json:
         """Return what the service is doing: state, ticket, weight version, lanes, workers, buffer, ledger, plan."""

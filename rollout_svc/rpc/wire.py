@@ -17,12 +17,11 @@ import orjson
 
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, ServiceError, Unauthorized, Unreachable
 
-__all__ = ["OK", "Wire"]
+__all__ = ["Wire"]
 
 Json = dict[str, Any]
 
-OK: Final = 200
-"""The only status of success in the contract."""
+_SUCCESS: Final = range(200, 300)
 RETRY_AFTER_S: Final = 1.0
 """Assumed where a 503 names no time."""
 BODY_EXCERPT: Final = 200
@@ -97,7 +96,7 @@ def _decode(status: int, raw: bytes, retry_after: str | None, call: str) -> Json
         body = orjson.loads(raw) if raw.strip() else {}
     except orjson.JSONDecodeError:
         body = None
-    if status != OK:
+    if status not in _SUCCESS:
         raise _error(status, body, raw, retry_after, call)
     if not isinstance(body, dict):
         raise ServiceError(f"{call}: the answer is not a JSON object: {_excerpt(raw)}")
