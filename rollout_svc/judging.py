@@ -296,16 +296,19 @@ def _failure(desk: JudgeDesk, error: BaseException) -> SampleFailure:
 
 
 def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
-    values = result if desk.by_group else [result]
     try:
-        if not isinstance(values, list) or len(values) != expected:
-            message = f"{desk.name}: expected a list of {expected} rewards, got {result!r:.200}"
-            raise SampleFailure("judge_invalid", message)
-        return [_reward(value, desk) for value in values]
+        return _checked(result, desk, expected)
     except SampleFailure:
         raise
     except Exception as error:  # an object of the judger's making that fails when it is looked at
         raise _failure(desk, error) from error
+
+
+def _checked(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
+    values = result if desk.by_group else [result]
+    if not isinstance(values, list) or len(values) != expected:
+        raise SampleFailure("judge_invalid", f"{desk.name}: expected a list of {expected} rewards, got {result!r:.200}")
+    return [_reward(value, desk) for value in values]
 
 
 def _reward(value: Any, desk: JudgeDesk) -> Reward:
