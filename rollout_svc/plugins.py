@@ -57,7 +57,7 @@ def load_attr(target: str) -> Any:
 
 
 def construct(spec: PluginSpec, path: str) -> Any:
-    """Make the plugin: a class or factory is called with its options, anything else is used as it is.
+    """Make the plugin: a class is called with its options, anything else is used as it is.
 
     Raises:
         ConfigError: it cannot be imported, or refuses its options.
@@ -73,7 +73,7 @@ def construct(spec: PluginSpec, path: str) -> Any:
         return found
     try:
         inspect.signature(found).bind(**spec.options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a class that does not tell its parameters
         raise ConfigError.at(path, f"{spec.target!r}: {error}") from error
     try:
         return found(**spec.options)
