@@ -255,7 +255,7 @@ def _instant(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
     try:
         verdict = desk.call(list(samples) if desk.by_group else samples[0])
     except Exception as error:
-        raise SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}: {error}") from error
+        raise _failure(desk, error) from error
     return _rewards(verdict, desk, len(samples))
 
 
@@ -274,9 +274,6 @@ def _deliver(call: JudgeCall, work: asyncio.Future[Any], expected: int) -> None:
         call.outcome.set_result(_verdict(call.desk, work, error, expected))
     except SampleFailure as failure:
         call.outcome.set_exception(failure)
-    except Exception as unreadable:  # noqa: BLE001 - objects of the judger's own making, whose methods fail
-        message = f"{call.desk.name}: its result cannot be read ({type(unreadable).__name__})"
-        call.outcome.set_exception(SampleFailure("judge_error", message))
 
 
 def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | None, expected: int) -> list[Reward]:
@@ -285,11 +282,29 @@ def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | 
     if isinstance(error, TimeoutError) and not desk.is_async:
         raise SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s")
     if error is not None:
-        raise SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}: {error}") from error
+        raise _failure(desk, error) from error
     return _rewards(work.result(), desk, expected)
 
 
+def _failure(desk: JudgeDesk, error: BaseException) -> SampleFailure:
+    """Tell what a judger raised, also where the error's own text fails."""
+    try:
+        told = f": {error}"
+    except Exception:  # noqa: BLE001 - an object of the judger's making
+        told = ""
+    return SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}{told}")
+
+
 def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
+    try:
+        return _checked(result, desk, expected)
+    except SampleFailure:
+        raise
+    except Exception as error:  # an object of the judger's making that fails when it is looked at
+        raise _failure(desk, error) from error
+
+
+def _checked(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
     values = result if desk.by_group else [result]
     if not isinstance(values, list) or len(values) != expected:
         raise SampleFailure("judge_invalid", f"{desk.name}: expected a list of {expected} rewards, got {result!r:.200}")

@@ -215,3 +215,76 @@ async def test_without_processes_a_synchronous_judger_fails() -> None:
     court = Court(SyncJudger())
     assert await reason_of(court.ask()) == "judge_error"
     assert court.empty()
+
+
+# -- instant judgers -----------------------------------------------------------------------------------------
+
+
+class Instant:
+    """A synchronous judger that only compares, and says so."""
+
+    instant = True
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+        self.started = 0
+
+    def judge(self, sample: JudgedSample) -> Any:
+        self.started += 1
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+class InstantGroup(Instant):
+    """The same for groups."""
+
+    def judge_group(self, samples: list[JudgedSample]) -> Any:
+        return [self.judge(sample) for sample in samples]
+
+
+@virtual
+async def test_an_instant_judger_needs_no_process() -> None:
+    """It is called in the loop, for a sample or for a group."""
+    court = Court(Instant(0.5))
+    assert await court.ask() == [Reward(0.5)]
+    group = Court(InstantGroup(1))
+    assert await group.ask_for_group(2) == [Reward(1.0), Reward(1.0)]
+    assert court.empty()
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (None, "judge_invalid"),
+        (True, "judge_invalid"),
+        (10**400, "judge_invalid"),
+        (float("nan"), "judge_invalid"),
+        (ValueError("x"), "judge_error"),
+        (TimeoutError(), "judge_error"),
+        (UnprintableError(), "judge_error"),
+        (Unprintable(), "judge_error"),
+        (Interrupted(), "judge_error"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_instant_judger_fails_as_typed(result: Any, reason: str) -> None:
+    """What it raises or returns is held to the same as any other judger's."""  # P2, P12
+
+    @virtual
+    async def run() -> None:
+        court = Court(Instant(result))
+        assert await reason_of(court.ask()) == reason
+        assert court.empty()
+
+    run()
+
+
+@virtual
+async def test_an_instant_judger_observes_the_gate() -> None:
+    """Closed is closed, however short the work."""  # P13
+    court = Court(Instant(1.0))
+    court.gate.close(["train"], withdraw=False)
+    with pytest.raises(Interrupted):
+        await court.ask()
+    assert court.desk._judger.started == 0

@@ -29,8 +29,6 @@ _CLIENT_ERRORS: Final = 400
 _WORKER_STATUSES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "overloaded"}
 _HARD_STATUSES: Final = frozenset({401, 403, 404})
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
-_ID_TYPES: Final = frozenset({int})
-_NUMBER_TYPES: Final = frozenset({int, float})
 _EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
 _CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 
@@ -98,7 +96,7 @@ class SGLangDialect:
             raise SampleFailure("invalid_response", f"unknown finish reason {finish!r}")
         if not same:
             raise SampleFailure("invalid_response", "output_token_logprobs do not belong to output_ids")
-        _check_numbers(ids, logprobs)
+        _check_numbers(ids, logprobs, booleans=b"true" in reply.body or b"false" in reply.body)
         return Completion(
             ids=ids,
             logprobs=logprobs,
@@ -205,14 +203,19 @@ def _control_body(reply: Reply) -> dict[str, Any]:
     return body
 
 
-def _check_numbers(ids: list[int], logprobs: list[float]) -> None:
-    """Check types and ranges with loops that run in C and meet every element; JSON's booleans are no numbers."""
-    valid = _ID_TYPES.issuperset(map(type, ids)) and _NUMBER_TYPES.issuperset(map(type, logprobs))
+def _check_numbers(ids: list[int], logprobs: list[float], *, booleans: bool) -> None:
+    """Check types and ranges with sums: they run in C and meet every element.
+
+    Args:
+        ids: what should be token ids.
+        logprobs: what should be as many logprobs.
+        booleans: whether the body has any; a sum takes them for numbers, so that then every type is looked at.
+    """
     try:
-        valid = valid and min(ids, default=0) >= 0 and math.isfinite(sum(logprobs))
-    except OverflowError:
+        valid = not ids or (type(sum(ids)) is int and min(ids) >= 0 and math.isfinite(sum(logprobs)))
+    except (TypeError, OverflowError):
         valid = False
-    if not valid:
+    if not valid or (booleans and bool in {*map(type, ids), *map(type, logprobs)}):
         raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers")
 
 
