@@ -23,6 +23,7 @@ GROWTH_BOUND = 1.2
 ROUNDS = 5
 WINDOWS = 6
 """In-flight windows measured in one round: enough that start and end do not show."""
+WARM_BATCHES = 3
 LEAST_SAMPLES = 1280
 """Samples of one round at least: 64 in flight would give too few for a clock of CPU time."""
 
@@ -30,9 +31,8 @@ LEAST_SAMPLES = 1280
 def ours(served: Served, in_flight: int) -> float:
     """CPU of the service per sample, in ms, at `in_flight` requests under way; warm."""
     served.call("POST", "/v1/resume", {})
-    batch = max(1, in_flight // GROUP_SIZE // 4)
-    warm = 4 * 2
-    for _ in range(warm):
+    batch = in_flight // GROUP_SIZE  # the config's train_batch_size
+    for _ in range(WARM_BATCHES):
         served.take(batch)
     before_s, before = served.cpu_s, answered(served)
     taken = 0

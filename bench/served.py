@@ -36,7 +36,7 @@ class Served:
         path.write_text(yaml.safe_dump(_config(engine_url, in_flight)))
         self._child = Child("rollout_svc", "serve", "--config", path, "--log-level", "warning", ready="service.ready")
         self.url = ""
-        self.step = 0
+        self._unacked: list[str] = []
 
     def __enter__(self) -> Self:
         self._child.__enter__()
@@ -64,10 +64,10 @@ class Served:
             return answer
 
     def take(self, groups: int) -> int:
-        """Take and acknowledge one batch; returns the bytes of its body."""
-        body = self.call("POST", "/v1/batches", {"step": 0, "groups": groups, "timeout_s": 60})
-        batch_id = body[13:45].decode()  # {"batch_id":"<32 hex>
-        self.call("POST", f"/v1/batches/{batch_id}/ack", {})
+        """Take one batch, acknowledging the one before with it, as the clients do; returns the bytes of its body."""
+        request = {"step": 0, "groups": groups, "timeout_s": 60, "ack": self._unacked}
+        body = self.call("POST", "/v1/batches", request)
+        self._unacked = [body[13:45].decode()]  # {"batch_id":"<32 hex>
         return len(body)
 
 
@@ -79,7 +79,7 @@ def _config(engine_url: str, in_flight: int) -> dict[str, Any]:
             {
                 "name": "bench",
                 "prompts": {"source": "bench.workload:prompts"},
-                "judger": {"name": "function", "function": "bench.workload:judge"},
+                "judger": {"name": "exact"},
                 "sampling": {"max_tokens": 256},
             }
         ],

@@ -215,8 +215,9 @@ def assemble(
         paused_s=lambda: pauses.paused_s,
     )
     gate.subscribe(lambda lane: producer.wake())  # noqa: ARG005 - whichever lane: look again
-    for part in (pool, rollouts, buffer):
-        part.subscribe(producer.wake)
+    pool.on_fleet = producer.wake
+    rollouts.on_room = producer.room
+    buffer.subscribe(producer.wake)
     return Parts(
         gate=gate,
         tasks=tasks,

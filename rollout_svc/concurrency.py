@@ -81,4 +81,4 @@ class Concurrency:
         for worker in self._parts.pool.workers.values():
             worker.limit = plan.limit_of(worker.worker_id)
         self._parts.producer.set_plan(plan, self.trainer.prompt_repeat_k)
-        self._parts.pool.changed()
+        self._parts.pool.fleet_changed()

@@ -158,12 +158,13 @@ class Group:
         """Every member is COMPLETED: in_flight -> ready."""
         if not self.complete:
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
+        self._move("ready", source="in_flight")
         self.ready_at = now
         self._versions = self.versions()
-        self._move("ready")
 
     def hand_back(self, not_before: float = 0.0) -> None:
         """Return the group unfinished: in_flight -> aborted; running members become ABORTED, attempts revoked."""
+        self._move("aborted")
         for sample in self.samples:
             resume_at = _HANDED_BACK_AT.get(sample.status)
             if resume_at is not None:
@@ -172,7 +173,6 @@ class Group:
                 sample.revoke()
         self.hand_backs += 1
         self.not_before = not_before
-        self._move("aborted")
 
     def lease(self) -> None:
         """Lend the group to a trainer: ready -> leased."""
@@ -182,7 +182,7 @@ class Group:
 
     def unlease(self) -> None:
         """The lease ended without an ack: leased -> ready."""
-        self._move("ready")
+        self._move("ready", source="leased")
         for sample in self.samples:
             sample.set_leased(leased=False)
 
@@ -195,6 +195,8 @@ class Group:
             culprit: the member that caused it; the others get `sibling_failed`.
         """
         status = _STATUS_OF[outcome]
+        if outcome != "consumed" and not reason:
+            raise IllegalTransition(f"{self.group_id}: {outcome} needs a reason")
         self._move(outcome)
         self.reason = reason
         for sample in self.samples:
@@ -204,8 +206,9 @@ class Group:
             sample.transition(sample.attempt, status, reason=reason if own else "sibling_failed")
             sample.revoke()
 
-    def _move(self, to: Account) -> None:
-        if to not in _MOVES.get(self.account, frozenset()):
+    def _move(self, to: Account, source: Account | None = None) -> None:
+        """Change the account, before anything else changes: an illegal move changes nothing."""
+        if to not in _MOVES.get(self.account, frozenset()) or source not in (None, self.account):
             raise IllegalTransition(f"{self.group_id}: {self.account} -> {to}")
         self._ledger.move_group(self.account, to)
         self.account = to

@@ -5,22 +5,42 @@ Invariants:
 - A call that times out or is cancelled takes its process with it; the next call gets a fresh one.
 - The clock of a call starts when a process picks it up, so that queueing is not counted.
 - A judger is made once per process, from its spec; only values cross, by the process pool's own pipe.
+- What crosses is bytes, made and read where an error of the judger's can be caught: an object that cannot be made
+  again on the other side fails its call, never the pool.
+- A pool that broke all the same, because an idle process was killed, is replaced at the next call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import pickle
+import threading
+import traceback
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pebble import ProcessPool
 
 from rollout_svc.plugins import PluginSpec, construct
 
-__all__ = ["PebbleRunner"]
+__all__ = ["JudgerError", "PebbleRunner"]
 
 _SPAWN: Final = multiprocessing.get_context("spawn")  # fork would copy a process full of threads and sockets
+
+
+class JudgerError(Exception):
+    """Raised when a judger failed in its process; the message is the error's own, a note its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What comes back: a pickled result, or what the error said."""
+
+    result: bytes | None
+    error: str = ""
+    where: str = ""
 
 
 class PebbleRunner:
@@ -34,23 +54,73 @@ class PebbleRunner:
 
     def submit(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> asyncio.Future[Any]:
         """Run `method(payload)` of the judger in a process; see `judging.ProcessRunner`."""
+        sent = pickle.dumps((spec.target, tuple(sorted(spec.options.items())), method, payload))
+        if self._pool is not None and not self._pool.active:
+            threading.Thread(target=_end, args=(self._pool,), name="judge-pool-end", daemon=True).start()
+            self._pool = None
         if self._pool is None:
             self._pool = ProcessPool(max_workers=self._max_workers, context=_SPAWN)
-        future: Future[Any] = self._pool.schedule(
-            _run, args=[spec.target, tuple(sorted(spec.options.items())), method, payload], timeout=timeout_s
-        )
-        return asyncio.wrap_future(future)
+        future: Future[_Answer] = self._pool.schedule(_run, args=[sent], timeout=timeout_s)
+        return _opened(asyncio.wrap_future(future))
 
     def close(self) -> None:
         """Kill what runs and end the processes; blocks for as long as that takes, so call it off the loop."""
         if self._pool is not None:
-            self._pool.stop()  # type: ignore[no-untyped-call]
-            self._pool.join()
+            _end(self._pool)
             self._pool = None
 
 
-def _run(target: str, options: tuple[tuple[str, Any], ...], method: str, payload: Any) -> Any:
-    return getattr(_judger(target, repr(options), options), method)(payload)
+def _end(pool: ProcessPool) -> None:
+    pool.stop()  # type: ignore[no-untyped-call]
+    pool.join()
+
+
+def _opened(answer: asyncio.Future[_Answer]) -> asyncio.Future[Any]:
+    """The result inside an answer; cancelling it cancels the answer, and so kills the process."""
+    result: asyncio.Future[Any] = answer.get_loop().create_future()
+
+    def open_it(done: asyncio.Future[_Answer]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if result.done():
+            return
+        if done.cancelled():
+            result.cancel()
+        elif error is not None:
+            result.set_exception(error)
+        else:
+            try:
+                result.set_result(_read(done.result()))
+            except Exception as unreadable:  # noqa: BLE001 - the judger's own objects, and its own error
+                result.set_exception(unreadable)
+
+    answer.add_done_callback(open_it)
+    result.add_done_callback(lambda done: answer.cancel() if done.cancelled() else None)
+    return result
+
+
+def _read(answer: _Answer) -> Any:
+    if answer.result is None:
+        error = JudgerError(answer.error)
+        error.add_note(answer.where)
+        raise error
+    return pickle.loads(answer.result)  # noqa: S301 - from a process of ours, by its own pipe
+
+
+def _run(sent: bytes) -> _Answer:
+    """In the process: whatever happens is an answer."""
+    try:
+        target, options, method, payload = pickle.loads(sent)  # noqa: S301 - from the service itself
+        result = getattr(_judger(target, repr(options), options), method)(payload)
+        return _Answer(pickle.dumps(result))
+    except BaseException as error:  # noqa: BLE001 - an exit too is the judger's failure, and is told as one
+        return _Answer(None, *_told(error))
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    try:
+        return f"{type(error).__name__}: {error}", traceback.format_exc()
+    except Exception:  # noqa: BLE001 - an error whose text fails
+        return type(error).__name__, ""
 
 
 _made: Final[dict[tuple[str, str], Any]] = {}

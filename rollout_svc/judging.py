@@ -1,7 +1,8 @@
 """What a judger is, and judge calls made cancellable, bounded and off the loop.
 
 A judger is any object with `judge(sample) -> float | Reward`, or `judge_group(samples) -> list` of them, async or
-not; it never has to know about pauses, timeouts or threads.
+not; it never has to know about pauses, timeouts or threads. A synchronous one that only compares what it is given may
+say `instant = True`: it is then called in the loop, where a task and a timer would cost more than the verdict.
 
 Invariants:
 
@@ -9,7 +10,7 @@ Invariants:
 - The timeout of a call starts when the call starts: queueing is never counted against a judge.
 - A call ends for its caller exactly once, whatever the judger does afterwards: a hung or cancelled judge that
   answers later writes nothing.
-- A synchronous judger runs in a process that can be killed, and is, at its timeout or at a pause.
+- A synchronous judger that is not instant runs in a process that can be killed, and is, at its timeout or at a pause.
 - A failure is a typed SampleFailure, never a number.
 """
 
@@ -69,7 +70,18 @@ class ProcessRunner(Protocol):
 class JudgeDesk:
     """One task's judger, its limits, and who waits for it."""
 
-    __slots__ = ("_judger", "_waiting", "by_group", "concurrency", "is_async", "name", "running", "spec", "timeout_s")
+    __slots__ = (
+        "_judger",
+        "_waiting",
+        "by_group",
+        "concurrency",
+        "instant",
+        "is_async",
+        "name",
+        "running",
+        "spec",
+        "timeout_s",
+    )
 
     def __init__(
         self, *, name: str, judger: Any, spec: PluginSpec, timeout_s: float, concurrency: int | None = None
@@ -80,6 +92,7 @@ class JudgeDesk:
         self.concurrency = concurrency
         self.by_group = hasattr(judger, _GROUP)
         self.is_async = inspect.iscoroutinefunction(getattr(judger, self.method))
+        self.instant = not self.is_async and bool(getattr(judger, "instant", False))
         self.running = 0
         self._judger = judger
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
@@ -90,25 +103,31 @@ class JudgeDesk:
         return _GROUP if self.by_group else _SINGLE
 
     def call(self, payload: Any) -> Any:
-        """Make the coroutine of an async judger."""
+        """Make the coroutine of an async judger, or the verdict of an instant one."""
         return getattr(self._judger, self.method)(payload)
 
     async def enter(self, lane: Lane) -> None:
         """Take a place; waits for one, and raises Interrupted when the lane closes meanwhile."""
-        while self.concurrency is not None and self.running >= self.concurrency:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((lane, future))
-            try:
-                await future
-            except asyncio.CancelledError:
-                self._wake_next()
-                raise
-        self.running += 1
+        if self.concurrency is None or self.running < self.concurrency:
+            self.running += 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((lane, place))
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.leave()  # it was given just now, and nobody will use it
+            raise
 
     def leave(self) -> None:
-        """Give the place back."""
+        """Give the place to whoever waits longest, or back: it is never free in between, so nobody overtakes."""
+        while self._waiting:
+            place = self._waiting.popleft()[1]
+            if not place.done():
+                place.set_result(None)
+                return
         self.running -= 1
-        self._wake_next()
 
     def turn_away(self, lane: Lane) -> None:
         """End the wait of everyone of this lane: its gate closed."""
@@ -117,13 +136,6 @@ class JudgeDesk:
                 self._waiting.remove(entry)
                 if not entry[1].done():
                     entry[1].set_exception(Interrupted("the gate closed before this judge started"))
-
-    def _wake_next(self) -> None:
-        while self._waiting:
-            future = self._waiting.popleft()[1]
-            if not future.done():
-                future.set_result(None)
-                return
 
 
 @dataclass(eq=False, slots=True)
@@ -175,6 +187,8 @@ class Judging:
             SampleFailure: `judge_timeout`, `judge_error` or `judge_invalid`.
         """
         self._refuse_when_closed(lane)
+        if desk.instant:
+            return _instant(desk, samples)
         await desk.enter(lane)
         try:
             self._refuse_when_closed(lane)
@@ -217,7 +231,11 @@ class Judging:
         elif self._processes is None:
             raise SampleFailure("judge_error", f"{desk.name}: no process to run a synchronous judger in")
         else:
-            work = self._processes.submit(desk.spec, desk.method, payload, desk.timeout_s)
+            try:
+                work = self._processes.submit(desk.spec, desk.method, payload, desk.timeout_s)
+            except Exception as error:
+                message = f"{desk.name}: no process could take it: {type(error).__name__}: {error}"
+                raise SampleFailure("judge_error", message) from error
         call = JudgeCall(desk, lane, ids, loop.time(), outcome, work, timer)
         self._calls[call] = None
         work.add_done_callback(lambda done: _deliver(call, done, len(samples)))
@@ -233,6 +251,14 @@ class Judging:
             call.outcome.cancel()
 
 
+def _instant(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
+    try:
+        verdict = desk.call(list(samples) if desk.by_group else samples[0])
+    except Exception as error:
+        raise SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}: {error}") from error
+    return _rewards(verdict, desk, len(samples))
+
+
 def _time_out(outcome: asyncio.Future[list[Reward]], work: asyncio.Future[Any], desk: JudgeDesk) -> None:
     if not outcome.done():
         outcome.set_exception(SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s"))
@@ -244,21 +270,23 @@ def _deliver(call: JudgeCall, work: asyncio.Future[Any], expected: int) -> None:
     error = None if work.cancelled() else work.exception()
     if call.outcome.done():
         return
-    name = call.desk.name
-    if work.cancelled():
-        call.outcome.set_exception(SampleFailure("judge_error", f"{name}: the judger cancelled itself"))
-    elif isinstance(error, TimeoutError) and not call.desk.is_async:
-        message = f"{name}: no verdict in {call.desk.timeout_s:g} s"
-        call.outcome.set_exception(SampleFailure("judge_timeout", message))
-    elif error is not None:
-        failure = SampleFailure("judge_error", f"{name}: {type(error).__name__}: {error}")
-        failure.__cause__ = error
+    try:
+        call.outcome.set_result(_verdict(call.desk, work, error, expected))
+    except SampleFailure as failure:
         call.outcome.set_exception(failure)
-    else:
-        try:
-            call.outcome.set_result(_rewards(work.result(), call.desk, expected))
-        except SampleFailure as failure:
-            call.outcome.set_exception(failure)
+    except Exception as unreadable:  # noqa: BLE001 - objects of the judger's own making, whose methods fail
+        message = f"{call.desk.name}: its result cannot be read ({type(unreadable).__name__})"
+        call.outcome.set_exception(SampleFailure("judge_error", message))
+
+
+def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | None, expected: int) -> list[Reward]:
+    if work.cancelled():
+        raise SampleFailure("judge_error", f"{desk.name}: the judger cancelled itself")
+    if isinstance(error, TimeoutError) and not desk.is_async:
+        raise SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s")
+    if error is not None:
+        raise SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}: {error}") from error
+    return _rewards(work.result(), desk, expected)
 
 
 def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
@@ -271,6 +299,13 @@ def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
 def _reward(value: Any, desk: JudgeDesk) -> Reward:
     reward = value if isinstance(value, Reward) else Reward(value)
     number = reward.value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not _finite(number):
         raise SampleFailure("judge_invalid", f"{desk.name}: a reward is a finite number, not {value!r:.200}")
     return reward if type(number) is float else Reward(float(number), reward.parts)
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an int that no float can hold
+        return False

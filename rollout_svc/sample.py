@@ -190,12 +190,15 @@ class Sample:
     @property
     def loss_mask(self) -> list[int]:
         """One 0 or 1 per response token: 1 where the model made it."""
-        return [bit for segment in self.segments for bit in [int(segment.by_model)] * len(segment.ids)]
+        mask: list[int] = []
+        for segment in self.segments:
+            mask += [int(segment.by_model)] * len(segment.ids)
+        return mask
 
     @property
     def weight_versions(self) -> tuple[VersionSpan, ...]:
         """Weight versions over `response_ids`, neighbours of one version joined; model tokens only."""
-        if len(self.segments) == 1:
+        if len(self.segments) == 1 and len(self.segments[0].spans) == 1:
             return self.segments[0].spans
         joined: list[VersionSpan] = []
         offset = 0
@@ -273,7 +276,12 @@ class Sample:
         """Give the sample to a task: a new attempt, and GENERATING or JUDGING; returns the attempt.
 
         A sample that was aborted after its engine had finished gets the engine's finish reason back.
+
+        Raises:
+            IllegalTransition: the sample is neither INIT nor ABORTED; the attempt in force stays so.
         """
+        if self.status not in (SampleStatus.INIT, SampleStatus.ABORTED):
+            raise IllegalTransition(f"{self.sample_id}: {self.status} cannot be handed out")
         self.attempt += 1
         if self.status is SampleStatus.ABORTED and self.resume_at == "judge":
             if self.finish_reason == "abort":
@@ -289,14 +297,18 @@ class Sample:
         self.attempt += 1
 
     def extend(self, attempt: int, segment: Segment) -> None:
-        """Append tokens under an attempt; empty segments are not kept."""
+        """Append tokens under an attempt while it generates; empty segments are not kept."""
         self.check(attempt)
+        if self.status is not SampleStatus.GENERATING:
+            raise IllegalTransition(f"{self.sample_id}: {self.status} takes no tokens")
         if segment.ids:
             self.segments.append(segment)
 
     def grade(self, attempt: int, value: float, parts: dict[str, float]) -> None:
         """Record the reward and complete the sample."""
         self.check(attempt)
+        if self.status is not SampleStatus.JUDGING:
+            raise IllegalTransition(f"{self.sample_id}: {self.status} takes no reward")
         self.reward = value
         self.reward_parts = parts
         self.transition(attempt, SampleStatus.COMPLETED)

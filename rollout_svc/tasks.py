@@ -25,10 +25,11 @@ OnDeath = Callable[[str, BaseException, bool], None]  # task name, its error, wh
 class TaskOwner:
     """Creates, names and finally reaps tasks."""
 
-    __slots__ = ("_on_death", "_tasks")
+    __slots__ = ("_closing", "_on_death", "_tasks")
 
     def __init__(self, on_death: OnDeath | None = None) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing: set[asyncio.Task[Any]] = set()
         self._on_death = on_death
 
     @property
@@ -37,7 +38,12 @@ class TaskOwner:
         return frozenset(self._tasks)
 
     def spawn(
-        self, name: str, coroutine: Coroutine[Any, Any, Any], *, critical: bool = False, handled: bool = False
+        self,
+        name: str,
+        coroutine: Coroutine[Any, Any, Any],
+        *,
+        critical: bool = False,
+        handled: bool = False,
     ) -> asyncio.Task[Any]:
         """Start a named task.
 
@@ -73,8 +79,10 @@ class TaskOwner:
         """Cancel all tasks and wait until `deadline` (loop time); returns the names of those that still run."""
         current = asyncio.current_task()
         waiting = {task for task in self._tasks if task is not current}
-        for task in waiting:
+        self._closing &= waiting
+        for task in waiting - self._closing:
             task.cancel()
+        self._closing |= waiting
         await wait_until(waiting, deadline)
         return tuple(sorted(task.get_name() for task in waiting if not task.done()))
 

@@ -15,11 +15,13 @@ class Exact:
         ignore_case: compare texts without regard to case.
     """
 
+    instant = True  # it compares, and nothing else
+
     def __init__(self, *, strip: bool = True, ignore_case: bool = False) -> None:
         self.strip = strip
         self.ignore_case = ignore_case
 
-    async def judge(self, sample: JudgedSample) -> Reward:
+    def judge(self, sample: JudgedSample) -> Reward:
         """Return 1.0 or 0.0; a prompt without a ground truth cannot be judged and is an error."""
         truth = sample.ground_truth
         if truth is None:

@@ -45,7 +45,7 @@ class ReplayBuffer:
         return f"<ReplayBuffer unfinished={len(self._unfinished)} ready={len(self._ready)} leases={len(self._leases)}>"
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` after every change."""
+        """Call `listener()` after every change that may let somebody go on: what only takes out tells nobody."""
         self._listeners.append(listener)
 
     def changed(self) -> None:
@@ -94,7 +94,7 @@ class ReplayBuffer:
         self.changed()
 
     def drop_ready(self, group: Group) -> None:
-        """Take a finished group out; the caller settles it."""
+        """Take a finished group out; the caller settles it, then calls `changed`."""
         del self._ready[group.group_id]
 
     # -- leases ----------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class ReplayBuffer:
     def expire_leases(self, now: float) -> list[Lease]:
         """End the leases whose time has passed; their groups are ready again, before all others."""
         expired = [lease for lease in self._leases.values() if lease.expires_at <= now]
-        for lease in expired:
+        for lease in reversed(expired):  # each goes in front of what is there, so that the oldest ends up first
             del self._leases[lease.batch_id]
             for group in reversed(lease.groups):
                 group.unlease()

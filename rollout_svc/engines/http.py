@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 from types import TracebackType
 from typing import Final, Self
 
@@ -79,24 +80,25 @@ class Transport:
 
     async def data(self, endpoint: Endpoint, call: Call) -> Reply:
         """Make a generation call; the caller bounds it."""
-        return await self._send(self._data, endpoint.at(call.path), call, endpoint.data_headers)
+        return await self._send(self._data, endpoint, call, endpoint.data_headers)
 
     async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
         """Make one short control attempt, at most `timeout_s` long."""
         headers = endpoint.admin_headers if call.admin else endpoint.data_headers
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._send(self._control, endpoint.at(call.path), call, headers)
+                return await self._send(self._control, endpoint, call, headers)
         except TimeoutError as error:
             raise WorkerFailure(
                 "control_timeout", f"{call.method} {call.path}: no answer in {timeout_s:.2f} s", accepted=True
             ) from error
 
     @staticmethod
-    async def _send(session: aiohttp.ClientSession, url: URL, call: Call, headers: dict[str, str]) -> Reply:
+    async def _send(session: aiohttp.ClientSession, endpoint: Endpoint, call: Call, headers: dict[str, str]) -> Reply:
+        url = endpoint.url + call.path
         try:
             async with session.request(
-                call.method, url, data=call.body, headers=headers, allow_redirects=False
+                call.method, endpoint.at(call.path), data=call.body, headers=headers, allow_redirects=False
             ) as response:
                 body = await response.read()
                 return Reply(response.status, body, _retry_after(response.headers.get("Retry-After")))
@@ -114,10 +116,9 @@ class Transport:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds form only; the date form is rare and means the same as saying nothing here."""
-    if value is None:
-        return None
+    """Seconds form only; the date form is rare and means the same as saying nothing here, as nan and inf do."""
     try:
-        return max(0.0, float(value))
+        seconds = float(value or "nan")
     except ValueError:
         return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None

@@ -29,6 +29,8 @@ _CLIENT_ERRORS: Final = 400
 _WORKER_STATUSES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "overloaded"}
 _HARD_STATUSES: Final = frozenset({401, 403, 404})
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
+_ID_TYPES: Final = frozenset({int})
+_NUMBER_TYPES: Final = frozenset({int, float})
 _EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
 _CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 
@@ -92,7 +94,7 @@ class SGLangDialect:
             same = [pair[1] for pair in pairs] == ids
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise SampleFailure("invalid_response", f"{type(error).__name__}: {error}: {_excerpt(reply)}") from error
-        if finish not in _FINISH:
+        if not isinstance(finish, str) or finish not in _FINISH:
             raise SampleFailure("invalid_response", f"unknown finish reason {finish!r}")
         if not same:
             raise SampleFailure("invalid_response", "output_token_logprobs do not belong to output_ids")
@@ -141,9 +143,12 @@ class SGLangDialect:
         """Sum running and waiting requests over the ranks."""
         body = _control_body(reply)
         try:
-            return sum(int(rank["num_running_reqs"]) + int(rank["num_waiting_reqs"]) for rank in body["loads"])
-        except (KeyError, TypeError, ValueError) as error:
+            counts = [rank[key] for rank in body["loads"] for key in ("num_running_reqs", "num_waiting_reqs")]
+        except (KeyError, TypeError) as error:
             raise WorkerFailure("bad_loads", _excerpt(reply)) from error
+        if not all(type(count) is int and count >= 0 for count in counts):  # one below 0 would hide a request
+            raise WorkerFailure("bad_loads", _excerpt(reply))
+        return sum(counts)
 
     def update_from_disk(self, path: str, version: int) -> Call:
         """`/update_weights_from_disk`; the cache is flushed by the same call."""
@@ -168,10 +173,8 @@ class SGLangDialect:
         """200, and `success` not false."""
         if reply.status != _OK:
             raise WorkerFailure(f"http_{reply.status}", _excerpt(reply))
-        if reply.body[:1] == b"{":
-            body = orjson.loads(reply.body)
-            if body.get("success") is False:
-                raise WorkerFailure("refused", str(body.get("message", "")))
+        if reply.body[:1] == b"{" and (body := _control_body(reply)).get("success") is False:
+            raise WorkerFailure("refused", str(body.get("message", "")))
 
 
 def _failure_of(reply: Reply) -> WorkerFailure | SampleFailure:
@@ -203,10 +206,11 @@ def _control_body(reply: Reply) -> dict[str, Any]:
 
 
 def _check_numbers(ids: list[int], logprobs: list[float]) -> None:
-    """Check types and ranges with sums: they run in C and meet every element."""
+    """Check types and ranges with loops that run in C and meet every element; JSON's booleans are no numbers."""
+    valid = _ID_TYPES.issuperset(map(type, ids)) and _NUMBER_TYPES.issuperset(map(type, logprobs))
     try:
-        valid = not ids or (type(sum(ids)) is int and min(ids) >= 0 and math.isfinite(math.fsum(logprobs)))
-    except (TypeError, OverflowError):
+        valid = valid and min(ids, default=0) >= 0 and math.isfinite(sum(logprobs))
+    except OverflowError:
         valid = False
     if not valid:
         raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers")

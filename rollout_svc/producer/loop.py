@@ -68,6 +68,7 @@ class Producer:
         self._runtimes = runtimes
         self._sources = sources
         self._group_size = group_size
+        self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -85,6 +86,11 @@ class Producer:
     def wake(self) -> None:
         """Something changed: look again."""
         self._wake.set()
+
+    def room(self) -> None:
+        """A generation ended: look again if that brought the fleet below its target; asked once per sample."""
+        if self.plan is not None and self._rollouts.generating < self.plan.required * self._active_workers:
+            self._wake.set()
 
     async def run(self) -> None:
         """Produce until cancelled."""
@@ -104,9 +110,10 @@ class Producer:
             return Decision("wait", "no_worker")
         now = asyncio.get_running_loop().time()
         earliest = self._buffer.earliest()
+        self._active_workers = len(self._pool.active)
         counts = Counts(
             gate_open=self._gate.is_open("train"),
-            active_workers=len(self._pool.active),
+            active_workers=self._active_workers,
             generating=self._rollouts.generating,
             unsettled_groups=self._ledger.unsettled_groups,
             continuable=int(earliest is not None and earliest <= now),

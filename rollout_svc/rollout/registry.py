@@ -37,6 +37,7 @@ class Rollouts:
 
     def __init__(self, *, tools: Tools, buffer: ReplayBuffer) -> None:
         self.generating = 0
+        self.on_room: Callable[[], None] = lambda: None
         self._tools = tools
         self._buffer = buffer
         self._runs: dict[str, GroupRun] = {}
@@ -100,6 +101,15 @@ class Rollouts:
         return cancelled
 
     # -- the runs' view --------------------------------------------------------------------------------------
+
+    def generation_started(self) -> None:
+        """Count a member in its agent loop."""
+        self.generating += 1
+
+    def generation_ended(self) -> None:
+        """There is room for another: the producer looks at the count, and nobody else has to know."""
+        self.generating -= 1
+        self.on_room()
 
     def run_changed(self, run: GroupRun) -> None:  # noqa: ARG002 - one listener serves all runs
         """A member ended or parked: the producer may start more, the ladder counts less."""

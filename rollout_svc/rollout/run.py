@@ -56,7 +56,11 @@ class Tools:
 class Owner(Protocol):
     """Who is told what became of a run, and keeps the counts."""
 
-    generating: int
+    def generation_started(self) -> None:
+        """A member was handed to its agent loop."""
+
+    def generation_ended(self) -> None:
+        """Its loop is over, whatever came of it: there is room for another."""
 
     def run_changed(self, run: GroupRun) -> None:
         """A member ended or parked."""
@@ -149,7 +153,10 @@ class GroupRun:
         """Count from the hand-out, not from the task's first step: the producer decides between the two."""
         if generating != member.counted:
             member.counted = generating
-            self._owner.generating += 1 if generating else -1
+            if generating:
+                self._owner.generation_started()
+            else:
+                self._owner.generation_ended()
 
     def _member_ended(self, member: Member) -> None:
         self._count_generating(member, generating=False)

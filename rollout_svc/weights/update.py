@@ -60,7 +60,7 @@ class WeightUpdater:
         for worker in updated:
             if worker.quarantine is not None:
                 worker.attention.set()
-        self._pool.changed()
+        self._pool.fleet_changed()
         ok = bool(updated) and not odd
         seconds = asyncio.get_running_loop().time() - started
         names = tuple(worker.worker_id for worker in odd)

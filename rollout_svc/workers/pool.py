@@ -68,6 +68,7 @@ class WorkerPool:
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
         self._listeners: list[Callable[[], None]] = []
         self._deadline_timer: asyncio.TimerHandle | None = None
+        self.on_fleet: Callable[[], None] = lambda: None
         self.on_answer: Callable[[Worker, EngineCall, bool], None] | None = None
         self.on_end: Callable[[Worker, EngineCall], None] | None = None
         gate.subscribe(self._gate_changed)
@@ -77,12 +78,12 @@ class WorkerPool:
     def add(self, worker: Worker) -> None:
         """Enter a worker; it gets traffic once it is ACTIVE."""
         self.workers[worker.worker_id] = worker
-        self.changed()
+        self.fleet_changed()
 
     def remove(self, worker_id: str) -> None:
         """Forget a worker."""
         self.workers.pop(worker_id, None)
-        self.changed()
+        self.fleet_changed()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever a slot, a worker or a state changed."""
@@ -97,7 +98,12 @@ class WorkerPool:
     def state_changed(self, worker: Worker, before: WorkerState, after: WorkerState, reason: str) -> None:
         """Tell the world and the waiting; given to every worker as its listener."""
         self._bus.emit(WorkerChanged(worker.worker_id, str(before), str(after), reason))
+        self.fleet_changed()
+
+    def fleet_changed(self) -> None:
+        """A worker came, went, or changed state or limit."""
         self.changed()
+        self.on_fleet()
 
     @property
     def active(self) -> list[Worker]:

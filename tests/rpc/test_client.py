@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
@@ -14,54 +14,10 @@ from aiohttp import web
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, ServiceError, Unauthorized, Unreachable
 from rollout_svc.rpc import client as client_module
 from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
+from tests.rpc.stub_service import Stub, serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-
-
-class Stub:
-    """A service of canned answers: `answers[path]` is a JSON body, or a function of the request."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.calls: list[tuple[str, str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.answers: dict[str, Any] = {}
-        self.batches = 0
-
-    def bodies(self, path: str) -> list[Any]:
-        return [body for _, called, body in self.calls if called == path]
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json() if request.can_read_body else None
-        self.calls.append((request.method, request.path, body))
-        self.headers.append(dict(request.headers))
-        answer = self.answers.get(request.path)
-        if callable(answer):
-            answer = await answer(request)
-        if isinstance(answer, web.StreamResponse):
-            return answer
-        if answer is None and body is not None and request.path == "/v1/batches":
-            self.batches += 1
-            answer = {"batch_id": f"b{self.batches}", "step": body["step"], "groups": [], "metrics": {}}
-        return web.json_response(answer or {})
-
-    def refuse(self, path: str, status: int, kind: str, detail: Any = None, **headers: str) -> None:
-        async def answer(_: web.Request) -> web.Response:
-            error = {"type": kind, "message": f"because {kind}", "detail": detail}
-            return web.json_response({"error": error}, status=status, headers=headers)
-
-        self.answers[path] = answer
-
-
-async def serve(stub: Stub) -> web.AppRunner:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", stub.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    stub.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    return runner
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine with Python and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+.PHONY: help demo test lint format bench test-wheel clean
+
+help: ## Show the targets.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed ## Watch the whole loop learn on this machine (ARGS="--seed 1").
+	$(BIN)/rollout-svc demo $(ARGS)
+
+test: $(VENV)/.installed ## Run the tests (ARGS="-k pause").
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed ## Check style and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed ## Rewrite the code in the house style.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed ## Run every bench (about 12 minutes on 2 cores).
+	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.dispatch
+	$(BIN)/python -m bench.pause
+
+# The tests once more, against what users install: in a folder without the sources, in an environment of its own.
+test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.
+	rm -rf dist .venv-wheel .wheel-tests
+	$(BIN)/python -m build --wheel --outdir dist .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[dev]"
+	mkdir .wheel-tests
+	cp -r tests bench configs pyproject.toml .wheel-tests/
+	cd .wheel-tests && ../.venv-wheel/bin/python -m pytest $(ARGS)
+
+clean: ## Remove everything that was made.
+	rm -rf $(VENV) .venv-wheel .wheel-tests dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

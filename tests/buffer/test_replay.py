@@ -1,0 +1,172 @@
+"""The replay buffer: each group in one place, leases that end once, and old work first."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rollout_svc.buffer.replay import ReplayBuffer
+from rollout_svc.buffer.storage import MemoryStorage
+from rollout_svc.group import Group
+from rollout_svc.ledger import Ledger
+from tests.support.groups import completed, make_group, recount
+
+
+class BufferMoves(RuleBasedStateMachine):
+    """A buffer beside plain lists of what must be in it, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.buffer = ReplayBuffer()
+        self.told = 0
+        self.expected = 0
+        self.buffer.subscribe(self.count)
+        self.made: list[Group] = []
+        self.ready: list[str] = []
+        self.unfinished: list[tuple[str, float]] = []
+        self.leases: dict[str, tuple[list[str], float]] = {}
+        self.ended: dict[str, str] = {}
+        self.now = 0.0
+
+    def count(self) -> None:
+        self.told += 1
+
+    @rule(seconds=st.floats(0, 5))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def finished(self) -> None:
+        group = completed(self.ledger, f"g{len(self.made)}")
+        self.made.append(group)
+        self.buffer.put_ready(group)
+        self.ready.append(group.group_id)
+        self.expected += 1
+
+    @rule(rest=st.floats(-3, 6))
+    def handed_back(self, rest: float) -> None:
+        group = make_group(self.ledger, group_id=f"g{len(self.made)}")
+        self.made.append(group)
+        group.start()
+        group.hand_back(self.now + rest)
+        self.buffer.put_back(group)
+        self.unfinished.append((group.group_id, self.now + rest))
+        self.expected += 1
+
+    @rule()
+    def go_on(self) -> None:
+        """The one that waits longest, of those whose rest is over."""
+        due = [group_id for group_id, not_before in self.unfinished if not_before <= self.now]
+        group = self.buffer.next_unfinished(self.now)
+        assert (group.group_id if group else None) == (due[0] if due else None)
+        if group is not None:
+            self.unfinished = [entry for entry in self.unfinished if entry[0] != group.group_id]
+            group.start()
+            group.settle("failed", "test")
+
+    @precondition(lambda self: self.ready)
+    @rule(number=st.integers(1, 3), lease_s=st.floats(0, 6))
+    def lease(self, number: int, lease_s: float) -> None:
+        batch_id, step = f"b{len(self.leases) + len(self.ended)}", len(self.ended) + len(self.leases)
+        groups = list(self.buffer.ready_groups())[:number]
+        lease = self.buffer.lease(batch_id, step, groups, self.now + lease_s)
+        assert self.buffer.leased_at(step) is lease
+        self.leases[batch_id] = (self.ready[:number], self.now + lease_s)
+        self.ready = self.ready[number:]
+
+    @rule(number=st.integers(0, 12))
+    def acknowledge(self, number: int) -> None:
+        """An ack consumes exactly once; a second one, or one that is late, finds no lease."""
+        batch_id = f"b{number}"
+        lease = self.buffer.acknowledge(batch_id)
+        assert (lease is not None) == (batch_id in self.leases)
+        if lease is not None:
+            assert [group.group_id for group in lease.groups] == self.leases.pop(batch_id)[0]
+            assert all(group.account == "consumed" for group in lease.groups)
+            self.ended[batch_id] = "acknowledged"
+            self.expected += 1
+
+    @rule()
+    def expire(self) -> None:
+        """What was lent first is in front again, each batch in its own order, before all that was never lent."""
+        over = [batch_id for batch_id, (_, until) in self.leases.items() if until <= self.now]
+        assert [lease.batch_id for lease in self.buffer.expire_leases(self.now)] == over
+        back = [group_id for batch_id in over for group_id in self.leases.pop(batch_id)[0]]
+        self.ready = back + self.ready
+        self.ended |= dict.fromkeys(over, "expired")
+        self.expected += bool(over)
+
+    @precondition(lambda self: self.ready)
+    @rule(number=st.integers(0, 5))
+    def drop(self, number: int) -> None:
+        group_id = self.ready.pop(number % len(self.ready))
+        group = next(group for group in self.made if group.group_id == group_id)
+        self.buffer.drop_ready(group)
+        group.settle("expired", "stale")
+
+    @invariant()
+    def holds_what_it_must(self) -> None:
+        buffer = self.buffer
+        assert [group.group_id for group in buffer.ready_groups()] == self.ready
+        assert (buffer.ready, buffer.unfinished) == (len(self.ready), len(self.unfinished))
+        assert buffer.earliest() == min((rest for _, rest in self.unfinished), default=None)
+        held = {lease.batch_id: [group.group_id for group in lease.groups] for lease in buffer.leases}
+        assert held == {batch_id: groups for batch_id, (groups, _) in self.leases.items()}
+        assert {batch_id: buffer.fate(batch_id) for batch_id in self.ended} == self.ended
+        assert all(buffer.fate(batch_id) is None for batch_id in self.leases)
+        assert self.told == self.expected
+
+    @invariant()
+    def agrees_with_the_ledger(self) -> None:
+        """What the buffer holds is what the ledger says nobody owns."""  # P1
+        self.ledger.check()
+        told = self.ledger.as_json()
+        assert {unit: told[unit] for unit in ("groups", "samples")} == recount(self.made)
+        assert self.ledger.groups("ready") == self.buffer.ready
+        assert self.ledger.groups("aborted") == self.buffer.unfinished
+        assert self.ledger.groups("leased") == sum(len(lease.groups) for lease in self.buffer.leases)
+
+
+TestBufferMoves = BufferMoves.TestCase
+TestBufferMoves.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def test_an_ack_after_the_lease_ended_consumes_nothing() -> None:
+    """The groups of an expired lease are the next trainer's; the late ack is told what became of its batch."""
+    ledger, buffer = Ledger(), ReplayBuffer()
+    group = completed(ledger, "g")
+    buffer.put_ready(group)
+    buffer.lease("b", 0, [group], 5.0)
+    assert buffer.expire_leases(4.9) == []
+    assert len(buffer.expire_leases(5.0)) == 1
+    assert buffer.acknowledge("b") is None
+    assert (buffer.fate("b"), group.account, buffer.leased_at(0)) == ("expired", "ready", None)
+
+
+def test_the_fate_of_old_leases_is_forgotten_at_last() -> None:
+    """What is remembered of ended leases does not grow with the number of steps."""  # P30
+    ledger, buffer = Ledger(), ReplayBuffer()
+    for step in range(1100):
+        group = completed(ledger, f"g{step}")
+        buffer.put_ready(group)
+        buffer.lease(f"b{step}", step, [group], 5.0)
+        buffer.acknowledge(f"b{step}")
+    assert (buffer.fate("b0"), buffer.fate("b1099")) == (None, "acknowledged")
+    assert len(buffer._ended) == 1024
+
+
+async def test_memory_storage_promises_nothing_at_once() -> None:
+    """Without a journal a put is no wait at all, and closing is idempotent."""
+    storage = MemoryStorage()
+    await storage.save(completed(Ledger(), "g"))
+    await storage.close()
+    await storage.close()
+
+
+def test_a_group_that_is_not_ready_is_not_lent() -> None:
+    """Leasing what the buffer does not have ready is an error."""
+    ledger, buffer = Ledger(), ReplayBuffer()
+    with pytest.raises(KeyError):
+        buffer.lease("b", 0, [completed(ledger, "g")], 5.0)
+    assert (buffer.leases, ledger.groups("leased")) == ((), 0)

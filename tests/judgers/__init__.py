@@ -1,0 +1,1 @@
+"""Tests of the judgers that come with the service."""

@@ -1,0 +1,86 @@
+"""The gate: a state per lane, an epoch that never falls, and listeners told once per change."""
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_svc.gate import LANES, Gate, Lane
+
+lanes = st.lists(st.sampled_from(LANES), unique=True)
+steps = st.lists(st.tuples(st.sampled_from(["open", "close", "withdraw"]), lanes), max_size=30)
+
+
+@given(st.booleans(), steps)
+def test_the_gate_is_its_calls_and_nothing_else(is_open: bool, calls: list[tuple[str, list[Lane]]]) -> None:
+    """Open or closed is what was said last; the epoch counts withdrawals; listeners hear changes, and only those."""
+    gate = Gate(is_open=is_open)
+    heard: list[Lane] = []
+    gate.subscribe(heard.append)
+    opened: dict[Lane, bool] = dict.fromkeys(LANES, is_open)
+    epochs: dict[Lane, int] = dict.fromkeys(LANES, 0)
+    expected: list[Lane] = []
+    for verb, which in calls:
+        _apply(gate, verb, which)
+        for lane in which:
+            if opened[lane] != (verb == "open") or verb == "withdraw":
+                expected.append(lane)
+            opened[lane] = verb == "open"
+            epochs[lane] += verb == "withdraw"
+        assert {lane: gate.is_open(lane) for lane in LANES} == opened
+        assert {lane: gate.epoch(lane) for lane in LANES} == epochs
+        assert heard == expected
+
+
+def _apply(gate: Gate, verb: str, which: Iterable[Lane]) -> None:
+    if verb == "open":
+        gate.open(which)
+    else:
+        gate.close(which, withdraw=verb == "withdraw")
+
+
+def test_one_lane_does_not_move_the_other() -> None:
+    """Withdrawing a lane leaves the other's requests the right to finish."""  # P15
+    gate = Gate()
+    gate.close(["train"], withdraw=True)
+    assert (gate.is_open("train"), gate.epoch("train")) == (False, 1)
+    assert (gate.is_open("eval"), gate.epoch("eval")) == (True, 0)
+
+
+def test_closing_without_withdrawing_keeps_the_epoch() -> None:
+    """Modes that let running requests finish close the gate under the same epoch; withdrawing later raises it."""  # P3
+    gate = Gate()
+    gate.close(LANES, withdraw=False)
+    assert (gate.is_open("train"), gate.epoch("train")) == (False, 0)
+    gate.close(LANES, withdraw=True)
+    gate.open(LANES)
+    assert (gate.is_open("train"), gate.epoch("train")) == (True, 1)
+
+
+def test_listeners_see_the_new_state_and_may_leave() -> None:
+    """A listener runs inside the change, sees it done, and hears nothing after it unsubscribed."""
+    gate = Gate()
+    seen: list[tuple[Lane, bool]] = []
+    leave = gate.subscribe(lambda lane: seen.append((lane, gate.is_open(lane))))
+    gate.close(["eval"], withdraw=False)
+    gate.open(["eval"])
+    leave()
+    leave()
+    gate.close(["eval"], withdraw=True)
+    assert seen == [("eval", False), ("eval", True)]
+
+
+def test_a_listener_that_leaves_during_a_change_takes_nobody_along() -> None:
+    """Unsubscribing while being told does not keep the change from the next listener."""
+    gate = Gate()
+    heard: list[str] = []
+
+    def first(_: Lane) -> None:
+        heard.append("first")
+        leave()
+
+    leave = gate.subscribe(first)
+    gate.subscribe(lambda _: heard.append("second"))
+    gate.close(["train"], withdraw=False)
+    gate.open(["train"])
+    assert heard == ["first", "second", "second"]

@@ -1,0 +1,207 @@
+"""Synchronous judgers in real processes: killed at their timeout, at a pause, and never missed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_svc.errors import Interrupted, SampleFailure
+from rollout_svc.gate import LANES, Gate
+from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judging import JudgeDesk, Judging, Reward
+from rollout_svc.plugins import PluginSpec, construct
+from rollout_svc.tasks import TaskOwner
+from tests.support.court import a_sample
+
+AMPLE_S = 30.0  # a timeout that no test runs into
+SHORT_S = 0.8  # one that a hung judge does
+
+TAKES = "tests.support.judgers:Takes"
+HANGS = "tests.support.judgers:Hangs"
+BREAKS = "tests.support.judgers:Breaks"
+COUNTS = "tests.support.judgers:Counts"
+REGEX = "rollout_judgers.regex:Regex"
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[PebbleRunner]:
+    """One process for all tests: each must leave it, or its successor, in order."""
+    made = PebbleRunner(max_workers=1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    """A pipe by which a judger says that it runs."""
+    path = tmp_path / "pid"
+    os.mkfifo(path)
+    return path
+
+
+class Bench:
+    """Judging by real processes."""
+
+    def __init__(self, runner: PebbleRunner) -> None:
+        self.judging = Judging(gate=Gate(), tasks=TaskOwner(), processes=runner)
+
+    async def judge(self, target: str, timeout_s: float = AMPLE_S, /, **options: Any) -> Reward:
+        spec = PluginSpec(target, options)
+        desk = JudgeDesk(name="j", judger=construct(spec, "judger"), spec=spec, timeout_s=timeout_s)
+        async with asyncio.timeout(AMPLE_S):
+            [reward] = await self.judging.judge(desk, "train", [a_sample()])
+        return reward
+
+    async def reason(self, target: str, timeout_s: float = AMPLE_S, /, **options: Any) -> str:
+        with pytest.raises(SampleFailure) as caught:
+            await self.judge(target, timeout_s, **options)
+        return caught.value.reason
+
+
+@pytest.fixture
+def bench(runner: PebbleRunner) -> Bench:
+    """Judging by the one process there is."""
+    return Bench(runner)
+
+
+async def ended(pid: int) -> None:
+    """Return once that process is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await asyncio.wait_for(gone.wait(), AMPLE_S)
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def test_a_verdict_comes_back(bench: Bench) -> None:
+    """Only values cross: the sample goes there, a Reward with its parts comes back."""
+    assert await bench.judge(TAKES, value=0.5) == Reward(0.5)
+    reward = await bench.judge(COUNTS)
+    assert reward.parts["pid"] != os.getpid()
+
+
+async def test_a_judger_is_made_once_per_process(bench: Bench) -> None:
+    """Its set-up is paid once, however many samples it sees."""
+    one, other = await bench.judge(COUNTS), await bench.judge(COUNTS)
+    assert one == other
+    assert one.value == 1.0
+
+
+async def test_a_hung_judge_is_killed_at_its_timeout(bench: Bench, fifo: Path) -> None:
+    """The process is gone, and the next call gets another one."""  # P21
+    call = asyncio.create_task(bench.reason(HANGS, SHORT_S, fifo=str(fifo)))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    assert await call == "judge_timeout"
+    await ended(pid)
+    reward = await bench.judge(COUNTS)
+    assert reward.parts["pid"] != pid
+
+
+async def test_a_pattern_that_backtracks_for_ever_is_killed(bench: Bench) -> None:
+    """A regular expression that would run for years costs its timeout."""  # P21
+    spec = PluginSpec(REGEX, {"pattern": "(x+x+)+y"})
+    desk = JudgeDesk(name="regex", judger=construct(spec, "judger"), spec=spec, timeout_s=SHORT_S)
+    sample = a_sample(response="x" * 100)
+    with pytest.raises(SampleFailure, match="judge_timeout"):
+        await bench.judging.judge(desk, "train", [sample])
+
+
+async def test_queueing_for_a_process_is_not_counted(bench: Bench) -> None:
+    """Two calls in one process that together take longer than their timeout both keep it."""  # P21
+    calls = [bench.judge(TAKES, 1.1, seconds=0.6, value=value) for value in (0.0, 0.5)]
+    assert [reward.value for reward in await asyncio.gather(*calls)] == [0.0, 0.5]
+
+
+async def test_a_pause_kills_a_running_judge(bench: Bench, fifo: Path) -> None:
+    """Interrupting ends the caller at once and the process soon after."""  # P13
+    call = asyncio.create_task(bench.judge(HANGS, fifo=str(fifo)))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    assert bench.judging.interrupt(LANES, 10) == 1
+    with pytest.raises(Interrupted):
+        await call
+    await ended(pid)
+    assert await bench.judge(TAKES) == Reward(1.0)
+
+
+async def test_cancelling_the_caller_kills_the_judge(bench: Bench, fifo: Path) -> None:
+    """Nobody waits for the verdict any more: nothing computes it."""  # P14
+    call = asyncio.create_task(bench.judge(HANGS, fifo=str(fifo)))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await ended(pid)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "raises",
+        "sample_failure",
+        "unpicklable_error",
+        "unpicklable_result",
+        "unloadable_result",
+        "exits",
+        "dies",
+    ],
+)
+async def test_whatever_breaks_in_there_is_a_typed_failure(bench: Bench, how: str) -> None:
+    """An error, a result or an end that does not cross between processes fails that sample, and nobody else."""  # P12
+    assert await bench.reason(BREAKS, 5.0, how=how) == "judge_error"
+    assert await bench.judge(TAKES) == Reward(1.0)
+
+
+async def test_what_was_raised_is_told(bench: Bench) -> None:
+    """People read which error it was, also where the error itself could not cross."""
+    for how, told in (("raises", "as told"), ("sample_failure", "as told"), ("unpicklable_error", "two parts")):
+        with pytest.raises(SampleFailure, match=told):
+            await bench.judge(BREAKS, how=how)
+
+
+async def test_a_sample_that_cannot_be_sent_is_a_typed_failure(bench: Bench) -> None:
+    """A ground truth of a kind that does not cross fails its sample, and nobody else."""  # P12
+    spec = PluginSpec(TAKES, {})
+    desk = JudgeDesk(name="j", judger=construct(spec, "judger"), spec=spec, timeout_s=AMPLE_S)
+    with pytest.raises(SampleFailure, match="judge_error"):
+        await bench.judging.judge(desk, "train", [a_sample(truth=lambda: 1)])
+    assert await bench.judge(TAKES) == Reward(1.0)
+
+
+async def test_a_process_killed_while_idle_is_replaced(bench: Bench) -> None:
+    """Somebody else's kill costs no more than the calls it met: judging goes on."""  # P23
+    reward = await bench.judge(COUNTS)
+    pid = int(reward.parts["pid"])
+    os.kill(pid, signal.SIGKILL)
+    await ended(pid)
+    for _ in range(100):
+        try:
+            assert (await bench.judge(COUNTS)).parts["pid"] != pid
+        except SampleFailure as failure:
+            assert failure.reason == "judge_error"  # noqa: PT017 - it may fail so, and then is asked again
+        else:
+            return
+    raise AssertionError("no process came back")
+
+
+async def test_closing_ends_what_runs(fifo: Path) -> None:
+    """A runner that closes kills its processes; closing again, or unused, does nothing."""
+    runner = PebbleRunner(max_workers=1)
+    runner.close()
+    bench = Bench(runner)
+    call = asyncio.create_task(bench.reason(HANGS, fifo=str(fifo)))
+    pid = int(await asyncio.to_thread(fifo.read_text))
+    await asyncio.to_thread(runner.close)
+    await ended(pid)
+    assert await call == "judge_error"
+    await asyncio.to_thread(runner.close)
