@@ -34,13 +34,13 @@ from rollout_svc.errors import (
     RolloutError,
     WorkerFailure,
 )
-from rollout_svc.events import ComponentDied, EventBus
+from rollout_svc.events import ComponentDied, EnginesLoading, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.status import describe, shortage_of
 from rollout_svc.weights.fleet import Source
-from rollout_svc.workers.worker import WorkerState
+from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["RolloutService", "StartTimeout", "State"]
 
@@ -139,7 +139,8 @@ class RolloutService:
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
         parts.pool.subscribe(changed.set)
-        deadline = loop.time() + self.config.start_timeout_s
+        started = loop.time()
+        deadline = started + self.config.start_timeout_s
         while self._phase == "starting":
             starting = [w for w in parts.pool.workers.values() if w.state is WorkerState.STARTING]
             if not starting:
@@ -154,7 +155,12 @@ class RolloutService:
                 async with asyncio.timeout_at(min(deadline, loop.time() + _PROGRESS_S)):
                     await changed.wait()
             except TimeoutError:
-                continue
+                self._tell_loading(starting, loop.time() - started)
+
+    def _tell_loading(self, starting: list[Worker], elapsed_s: float) -> None:
+        waiting = {worker.worker_id: f"{worker.endpoint.url}: {worker.reason}" for worker in starting}
+        answered = len(self.parts.pool.workers) - len(starting)
+        self.bus.emit(EnginesLoading(waiting, answered, round(elapsed_s, 1), self.config.start_timeout_s))
 
     async def stop(self) -> None:
         """Drain under the pause deadline, then end every task, socket and process; idempotent."""
