@@ -31,6 +31,7 @@ _HARD_STATUSES: Final = frozenset({401, 403, 404})
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
 _ID_TYPES: Final = frozenset({int})
 _NUMBER_TYPES: Final = frozenset({int, float})
+_LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
 _EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
 _CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 
@@ -105,6 +106,7 @@ class SGLangDialect:
             finish_reason=_FINISH[finish],
             engine_finish_reason=finish,
             spans=_spans(meta, len(ids)),
+            request_id=meta.get("id"),
         )
 
     # -- control ---------------------------------------------------------------------------------------------
@@ -210,10 +212,11 @@ def _check_numbers(ids: list[int], logprobs: list[float]) -> None:
     valid = _ID_TYPES.issuperset(map(type, ids)) and _NUMBER_TYPES.issuperset(map(type, logprobs))
     try:
         valid = valid and min(ids, default=0) >= 0 and math.isfinite(sum(logprobs))
+        valid = valid and max(logprobs, default=0.0) <= _LOGPROB_ROUNDING
     except OverflowError:
         valid = False
     if not valid:
-        raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers")
+        raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers <= 0")
 
 
 def _version(label: object) -> int | None:
