@@ -1,8 +1,8 @@
 """`python -m bench.pause`: a clean pause, over a bare abort-and-read of the same requests.
 
-The engine holds its generations until they are aborted, then answers with 128 partial tokens each. Ours is the time from
-`POST /v1/pause` to its report: every answer parsed, recorded and handed back, and the engine's own count seen at 0.
-The floor is one abort on a warm connection and every answer read and parsed, by a bare client.
+The engine holds its generations until they are aborted, then answers with 128 partial tokens each. Ours is the time of
+`POST /v1/pause`: every answer parsed, recorded, handed back, and the engine's own count seen at 0. The
+floor is one abort on a warm connection and every answer read and parsed, by a bare client.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.errors import Conflict, NotFound, NotNow, NotNowType
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, GroupSettled, LeaseExpired
-from rollout_svc.group import Group
+from rollout_svc.group import Group, Prompt
 from rollout_svc.producer.staleness import refusal, staleness
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.sample import Sample
@@ -251,13 +251,20 @@ def _group_json(group: Group) -> dict[str, Any]:
         "task": prompt.task,
         "prompt": {
             "id": prompt.prompt_id,
-            "content": prompt.content,
+            **_content_json(prompt),
             "input_ids": prompt.input_ids,
             "ground_truth": prompt.ground_truth,
             "meta": prompt.meta,
         },
         "samples": [_sample_json(sample, prompt.meta) for sample in group.samples],
     }
+
+
+def _content_json(prompt: Prompt) -> dict[str, Any]:
+    """The prompt as its line spelled it; nothing where it came as ids."""
+    if prompt.content is None:
+        return {}
+    return {"text" if isinstance(prompt.content, str) else "messages": prompt.content}
 
 
 def _sample_json(sample: Sample, prompt_meta: dict[str, Any]) -> dict[str, Any]:

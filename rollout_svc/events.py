@@ -19,6 +19,7 @@ __all__ = [
     "BatchAcked",
     "BatchTaken",
     "ComponentDied",
+    "EnginesLoading",
     "Event",
     "EventBus",
     "GroupAdmitted",
@@ -135,6 +136,16 @@ class WorkerChanged(Event):
     before: str
     after: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesLoading(Event):
+    """Some engines have not answered yet; told again every few seconds until they have."""
+
+    waiting: dict[str, str]
+    answered: int
+    elapsed_s: float
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
 from rollout_svc.config import PluginConfig
-from rollout_svc.errors import ConfigError
+from rollout_svc.errors import ConfigError, Problem
 
 __all__ = ["PluginSpec", "construct", "load_attr", "resolve"]
 
@@ -72,8 +72,19 @@ def construct(spec: PluginSpec, path: str) -> Any:
             raise ConfigError.at(path, f"{spec.target!r} is not a class and takes no options ({keys})")
         return found
     try:
-        inspect.signature(found).bind(**spec.options)
-    except (TypeError, ValueError) as error:  # ValueError: a class that does not tell its parameters
+        signature = inspect.signature(found)
+    except ValueError as error:
+        raise ConfigError.at(path, f"{spec.target!r} does not tell its options: {error}") from error
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        unknown = [key for key in spec.options if key not in signature.parameters]
+        if unknown:
+            known = ", ".join(signature.parameters) or "none"
+            raise ConfigError(
+                Problem(f"{path}.{key}", f"{spec.target!r} has no such option: {known}") for key in unknown
+            )
+    try:
+        signature.bind(**spec.options)
+    except TypeError as error:
         raise ConfigError.at(path, f"{spec.target!r}: {error}") from error
     try:
         return found(**spec.options)

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from collections.abc import Iterable, Mapping
 from random import Random
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
 from rollout_svc.batches import Shortage
+from rollout_svc.buffer.storage import Storage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of
@@ -32,13 +34,13 @@ from rollout_svc.errors import (
     RolloutError,
     WorkerFailure,
 )
-from rollout_svc.events import ComponentDied, EventBus
+from rollout_svc.events import ComponentDied, EnginesLoading, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.status import describe, shortage_of
 from rollout_svc.weights.fleet import Source
-from rollout_svc.workers.worker import WorkerState
+from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["RolloutService", "StartTimeout", "State"]
 
@@ -55,13 +57,28 @@ class StartTimeout(RolloutError):
 class RolloutService:
     """The rollout stage, in process. All calls must be made in the loop `start` ran in."""
 
-    def __init__(self, config: Config, *, bus: EventBus | None = None, rng: Random | None = None) -> None:
-        """Check the configuration; raises ConfigError with every problem, and starts nothing."""
+    def __init__(
+        self,
+        config: Config,
+        *,
+        bus: EventBus | None = None,
+        rng: Random | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        """Check the configuration; raises ConfigError with every problem, and starts nothing.
+
+        Args:
+            config: the settings.
+            bus: where events go; None: nowhere.
+            rng: source of jitter.
+            storage: where groups are made durable; None: memory, which promises nothing. Closed by `stop`.
+        """
         self.config = config
         self.bus = bus or EventBus()
         self.prepared: Prepared = prepare(config)
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
+        self._storage = storage
         self._parts: Parts | None = None
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
@@ -100,7 +117,12 @@ class RolloutService:
             return
         self._phase = "starting"
         self._parts = parts = assemble(
-            self.prepared, bus=self.bus, rng=self._rng, on_death=self._died, shortage=self._shortage
+            self.prepared,
+            bus=self.bus,
+            rng=self._rng,
+            on_death=self._died,
+            shortage=self._shortage,
+            storage=self._storage,
         )
         self._fleet = Concurrency(parts=parts, trainer=self.config.trainer, plan=self.prepared.plan, rng=self._rng)
         for worker in self.config.workers:
@@ -117,7 +139,8 @@ class RolloutService:
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
         parts.pool.subscribe(changed.set)
-        deadline = loop.time() + self.config.start_timeout_s
+        started = loop.time()
+        deadline = started + self.config.start_timeout_s
         while self._phase == "starting":
             starting = [w for w in parts.pool.workers.values() if w.state is WorkerState.STARTING]
             if not starting:
@@ -132,7 +155,12 @@ class RolloutService:
                 async with asyncio.timeout_at(min(deadline, loop.time() + _PROGRESS_S)):
                     await changed.wait()
             except TimeoutError:
-                continue
+                self._tell_loading(starting, loop.time() - started)
+
+    def _tell_loading(self, starting: list[Worker], elapsed_s: float) -> None:
+        waiting = {worker.worker_id: f"{worker.endpoint.url}: {worker.reason}" for worker in starting}
+        answered = len(self.parts.pool.workers) - len(starting)
+        self.bus.emit(EnginesLoading(waiting, answered, round(elapsed_s, 1), self.config.start_timeout_s))
 
     async def stop(self) -> None:
         """Drain under the pause deadline, then end every task, socket and process; idempotent."""
@@ -188,9 +216,12 @@ class RolloutService:
         if mode != "abort":
             raise BadRequest(f"mode: {mode!r} is not supported by this version; use 'abort'")
         deadline = self.config.pause.deadline_s if deadline_s is None else deadline_s
-        if deadline <= 0:
-            raise BadRequest("deadline_s: must be greater than 0")
-        return await self.parts.pauses.pause(mode=mode, deadline_s=deadline, lanes=lanes, if_ticket=if_ticket)
+        if not (math.isfinite(deadline) and deadline > 0):
+            raise BadRequest("deadline_s: expected a finite number greater than 0")
+        wanted = tuple(lanes)
+        if not wanted or not set(wanted) <= set(LANES):
+            raise BadRequest(f"lanes: expected some of {', '.join(LANES)}, not {list(wanted)}")
+        return await self.parts.pauses.pause(mode=mode, deadline_s=deadline, lanes=wanted, if_ticket=if_ticket)
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open the gate again; waits for a pause under way. With `weight_version`: only if every worker reports it."""

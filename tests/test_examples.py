@@ -68,7 +68,7 @@ def start(*command: object, word: str) -> tuple[subprocess.Popen[str], str]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["train_disk.py", "train_external.py"])
-def test_a_reader_can_run_the_loop_as_it_stands(name, tmp_path):
+def test_a_reader_can_run_the_loop_as_it_stands(name: str, tmp_path: Path) -> None:
     """Two steps: batches arrive, weights move, the versions that the service reports follow."""
     engine, engine_url = start("engine", "--port", 0, word="engine.ready")
     (tmp_path / "p.jsonl").write_text('{"text": "1+1=", "ground_truth": "2"}\n{"text": "2+2=", "ground_truth": "4"}\n')

@@ -95,8 +95,6 @@ def test_a_class_is_made_and_anything_else_is_used_as_it_is() -> None:
         (f"{HERE}:", {}, "AttributeError"),
         ("tests.support.unimportable:a", {}, "not today"),
         (f"{HERE}:Picky", {}, "need"),
-        (f"{HERE}:Picky", {"need": 1, "other": 2}, "other"),
-        (f"{HERE}:Plain", {"need": 1}, "need"),
         (f"{HERE}:Refuses", {"need": 7}, "7 will not do"),
         (f"{HERE}:INSTANCE", {"need": 1}, "takes no options (need)"),
         ("builtins:int", {"need": 1}, "builtins:int"),
@@ -111,3 +109,15 @@ def test_every_mistake_is_a_config_error_at_its_path(target: str, options: dict[
     path, message = problem_of(caught)
     assert path == "tasks.0.judger"
     assert told in message
+
+
+def test_each_unknown_option_is_told_at_its_own_path() -> None:
+    """Every key the plugin does not take is a problem of its own, with the keys it does take."""  # P35
+    with pytest.raises(ConfigError) as caught:
+        construct(PluginSpec(f"{HERE}:Picky", {"need": 1, "other": 2, "more": 3}), "tasks.0.judger")
+    problems = {problem.path: problem.message for problem in caught.value.problems}
+    assert set(problems) == {"tasks.0.judger.other", "tasks.0.judger.more"}
+    assert all("need, want" in message for message in problems.values())
+    with pytest.raises(ConfigError) as caught:
+        construct(PluginSpec(f"{HERE}:Plain", {"need": 1}), "p")
+    assert problem_of(caught)[0] == "p.need"

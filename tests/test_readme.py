@@ -14,14 +14,14 @@ MAX_LOOP_LINES = 40
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_readme_shows_the_example_that_is_run(name):
+def test_the_readme_shows_the_example_that_is_run(name: str) -> None:
     """A reader copies the loop from the README: it is the file that the tests run."""
     example = (ROOT / "examples" / name).read_text().rstrip()
     assert f"```python\n{example}\n```" in (ROOT / "README.md").read_text()
     assert len(example.splitlines()) <= MAX_LOOP_LINES
 
 
-def test_every_file_the_readme_points_to_exists():
+def test_every_file_the_readme_points_to_exists() -> None:
     """No dead ends."""
     readme = (ROOT / "README.md").read_text()
     for path in ("docs/loop.svg", "docs/design.md", "bench/README.md", "CONTRIBUTING.md", "configs/sglang.yaml"):

@@ -25,6 +25,7 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.RequestRetried: ("request.retried", "warning"),
     events.RequestAborted: ("request.aborted", "debug"),
     events.WorkerChanged: ("worker.changed", "info"),
+    events.EnginesLoading: ("engines.loading", "info"),
     events.ProducerWaiting: ("producer.waiting", "warning"),
     events.PauseStarted: ("pause.started", "debug"),
     events.RungReached: ("pause.rung", "debug"),

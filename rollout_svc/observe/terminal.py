@@ -49,9 +49,10 @@ def show_report(report: dict[str, Any]) -> None:
     console.print(_ledger(report["ledger"]))
 
 
-def _ledger(ledger: dict[str, Any]) -> Table:
-    accounts = list(ledger["groups"])
-    table = Table("ledger", *accounts, box=None, pad_edge=False)
+def _ledger(ledger: dict[str, Any]) -> str:
+    """Two lines: the accounts that are not empty."""
+    lines = []
     for unit in ("groups", "samples"):
-        table.add_row(unit, *(str(ledger[unit][account]) for account in accounts))
-    return table
+        accounts = ", ".join(f"{number} {name}" for name, number in ledger[unit].items() if number)
+        lines.append(f"{unit + ':':9}{accounts or 'none yet'}")
+    return "\n".join(lines)

@@ -73,22 +73,15 @@ class PauseController:
             Conflict: `if_ticket` is not the current ticket.
         """
         wanted = frozenset(lanes)
-        while True:
-            self._check_ticket(if_ticket)
-            climb = self._climb
-            if climb is not None and climb.joinable:
-                self._join(climb, wanted, deadline_s)
-                break
-            if self._climbing is not None:
-                await asyncio.wait({self._climbing})
-                if_ticket = None  # it was current when this pause came in
-                continue
-            if self.last_report is not None and self.state == "paused" and wanted <= self._closed:
-                return self.last_report
+        self._check_ticket(if_ticket)
+        if self._climb is not None:
+            self._join(self._climb, wanted, deadline_s)
+        elif self.last_report is not None and self.state == "paused" and wanted <= self._closed:
+            return self.last_report
+        else:
             self._begin(mode, wanted, deadline_s)
-            break
         climbing = self._climbing
-        assert climbing is not None  # noqa: S101 - set by _begin, and while a climb can be joined
+        assert climbing is not None  # noqa: S101 - there is one exactly while there is a climb
         return await asyncio.shield(climbing)
 
     async def resume(self, ticket: int | None = None) -> None:
@@ -121,8 +114,8 @@ class PauseController:
 
     def _check_ticket(self, if_ticket: int | None) -> None:
         allowed = {self.ticket}
-        if self._climb is not None and self._climb.joinable:
-            allowed.add(self.ticket - 1)
+        if self._climb is not None:
+            allowed.add(self._climb.started_from)
         if if_ticket is not None and if_ticket not in allowed:
             raise Conflict(
                 f"if_ticket {if_ticket} is old: the current ticket is {self.ticket}",
@@ -132,13 +125,14 @@ class PauseController:
 
     def _begin(self, mode: str, lanes: frozenset[Lane], deadline_s: float) -> None:
         now = asyncio.get_running_loop().time()
+        started_from = self.ticket
         if self.state != "paused":
             self.ticket += 1
         self.state = "pausing"
         self._closed |= lanes
         self._gate.close(lanes, withdraw=True)
         self._bus.emit(PauseStarted(self.ticket, mode, tuple(sorted(lanes)), deadline_s, joined=False))
-        climb = Climb(self.ticket, mode, lanes, now, now + deadline_s)
+        climb = Climb(self.ticket, started_from, mode, lanes, now, now + deadline_s)
         self._climb = climb
         self._climbing = self._tasks.spawn(f"pause:{self.ticket}", self._run(climb))
 

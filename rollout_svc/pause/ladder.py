@@ -41,11 +41,13 @@ class Climb:
     """One pause on its way up; a joining pause widens it.
 
     Attributes:
+        started_from: the ticket before this pause, which a joining pause may name.
         started: loop time of the gate.
         deadline: loop time in force; a join can only make it earlier.
     """
 
     ticket: int
+    started_from: int
     mode: str
     lanes: frozenset[Lane]
     started: float
@@ -58,7 +60,6 @@ class Climb:
     drains: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    joinable: bool = True
 
     @property
     def plan(self) -> Rungs:
@@ -102,12 +103,12 @@ class Ladder:
             self.enter(climb, climb.lanes)
             self._reached(climb, "gate")
             self._reached(climb, "abort")
-            await self._rungs(climb)
-            climb.joinable = False
-            self._reached(climb, "report")
-            await self._confirm_idle(climb)
+            confirmed = False
+            while not confirmed:
+                await self._rungs(climb)
+                self._reached(climb, "report")
+                confirmed = await self._confirm_idle(climb)
         finally:
-            climb.joinable = False
             climb.over.set()
             for drain in climb.drains.values():
                 drain.cancel()
@@ -116,6 +117,7 @@ class Ladder:
 
     def enter(self, climb: Climb, lanes: frozenset[Lane]) -> None:
         """Take lanes into the climb: count what runs there, and abort it at every worker at once."""
+        climb.over.clear()
         for worker in self._pool.workers.values():
             tally = climb.tallies.setdefault(worker.worker_id, WorkerTally())
             tally.in_flight += len(worker.in_lanes(lanes))
@@ -224,15 +226,35 @@ class Ladder:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    async def _confirm_idle(self, climb: Climb) -> None:
-        """Ask every engine for its own count, side by side, until it is 0 or the time is up."""
+    async def _confirm_idle(self, climb: Climb) -> bool:
+        """Ask every engine for its own count, side by side, until it is 0 or the time is up.
+
+        Returns:
+            Whether that is the end: False when a join brought lanes that have to be climbed for as well.
+        """
         climb.over.set()  # every call has ended or was cancelled: there is nothing left to abort
+        lanes = climb.lanes
         workers = [w for w in self._pool.workers.values() if w.worker_id in climb.tallies and w.state in _COUNTED]
         asking = [self._tasks.spawn(f"count:{w.worker_id}", self._count(w, climb)) for w in workers]
         # Aborts on their way are waited for as well: one that arrived after a resume would hit new requests.
-        await wait_until([*asking, *climb.drains.values()], max(climb.plan.report, _soon(climb)))
-        for task in asking:
-            task.cancel()
+        waiting = [*asking, *climb.drains.values()]
+        for task in waiting:
+            task.add_done_callback(lambda _: climb.wake.set())
+        loop = asyncio.get_running_loop()
+        try:
+            while climb.lanes == lanes and not all(task.done() for task in waiting):
+                if loop.time() >= _last_look(climb):
+                    break
+                climb.wake.clear()
+                try:
+                    async with asyncio.timeout_at(_last_look(climb)):
+                        await climb.wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            for task in asking:
+                task.cancel()
+        return climb.lanes == lanes
 
     async def _count(self, worker: Worker, climb: Climb) -> None:
         if not worker.exclusive or "count" not in worker.capabilities:
@@ -283,7 +305,7 @@ class Ladder:
             self._climb.wake.set()
 
 
-def _soon(climb: Climb) -> float:
+def _last_look(climb: Climb) -> float:
     """At the report rung a last look at the engines still gets half of the tenth that is left."""
     return climb.plan.report + (climb.plan.deadline - climb.plan.report) / 2
 

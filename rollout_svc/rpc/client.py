@@ -210,9 +210,10 @@ class RolloutClient:
         """Derive the plan from the trainer's numbers, or cap single workers; returns the plan in force."""
         return await self._call("PUT", "/v1/concurrency", _given(trainer=trainer, limits=limits))
 
-    async def workers(self) -> Json:
-        """Return the fleet."""
-        return await self._call("GET", "/v1/workers")
+    async def workers(self) -> list[Json]:
+        """Return the fleet: the records of `status["workers"]`."""
+        answer: list[Json] = (await self._call("GET", "/v1/workers"))["workers"]
+        return answer
 
     async def add_worker(self, url: str, **settings: Any) -> Json:
         """Add an engine to the fleet; `settings` are the keys of a worker in the configuration."""
@@ -338,7 +339,7 @@ class SyncRolloutClient:
         """See `RolloutClient.set_concurrency`."""
         return self._run(self._client.set_concurrency(**arguments))
 
-    def workers(self) -> Json:
+    def workers(self) -> list[Json]:
         """See `RolloutClient.workers`."""
         return self._run(self._client.workers())
 

@@ -5,12 +5,14 @@ Invariants:
 - `version` is a number engines reported or were labelled with by us; it is never a wish.
 - A worker enters traffic only with the fleet's version, confirmed by the worker itself.
 - Only an update from `disk` can be replayed to a worker that missed it.
-- Updates and admissions exclude each other: both hold `lock`.
+- No worker is admitted while an update is under way, nor on the strength of a version that has changed since.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -45,44 +47,59 @@ class Fleet:
     def __init__(self, *, transport: Transport, initial_version: int, update_timeout_s: float) -> None:
         self.version = initial_version
         self.source: Source | None = None
-        self.lock = asyncio.Lock()
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._transport = transport
         self._update_timeout_s = update_timeout_s
         self._anyone = False
 
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Hold admissions back while an update decides what the fleet's version is."""
+        self._settled.clear()
+        try:
+            yield
+        finally:
+            self._settled.set()
+
     async def admit(self, worker: Worker, info: EngineInfo) -> str | None:
         """Bring a worker to the fleet's version where that can be done.
 
+        A worker that hangs while it loads holds up nobody else: no lock is held, the version is compared again after.
+
         Returns:
-            None when the worker may get traffic, else why not.
+            None when the worker may get traffic in this very step, else why not.
         """
-        async with self.lock:
-            label = integer_label(info.weight_label)
-            worker.version = label
-            if label is not None and label != self.version and self.source is None and not self._anyone:
-                self.version = label  # this service is younger than the engines it found
-            if label != self.version:
+        worker.version = integer_label(info.weight_label)
+        while True:
+            await self._settled.wait()
+            if worker.version is not None and self.source is None and not self._anyone:
+                self.version = worker.version  # this service is younger than the engines it found
+            target = self.version
+            if worker.version != target:
                 try:
-                    kept_out = await self._bring_up(worker, label)
+                    kept_out = await self._bring_up(worker)
                 except WorkerFailure as failure:
                     return f"weights: {failure}"
                 if kept_out is not None:
                     return kept_out
-            self._anyone = True
-            return None
+            if self._settled.is_set() and self.version == target:
+                self._anyone = True
+                return None
 
-    async def _bring_up(self, worker: Worker, label: int | None) -> str | None:
+    async def _bring_up(self, worker: Worker) -> str | None:
+        label, target = worker.version, self.version
         if label is None and self.source is None:
-            await self.set_label(worker, self.version)
+            await self.set_label(worker, target)
         elif self.source is not None and self.source.path is not None:
             if worker.calls:
                 return "it still runs requests; weights are loaded when it is idle"
-            await self.load(worker, self.source.path, self.version)
+            await self.load(worker, self.source.path, target)
         else:
             has = "unlabelled weights" if label is None else f"version {label}"
-            return f"it has {has}, the fleet is at version {self.version}, and that update cannot be replayed"
-        if worker.version != self.version:
-            return f"it reports version {worker.version} after being brought to {self.version}"
+            return f"it has {has}, the fleet is at version {target}, and that update cannot be replayed"
+        if worker.version != target:
+            return f"it reports version {worker.version} after being brought to {target}"
         return None
 
     async def load(self, worker: Worker, path: str, version: int) -> None:

@@ -3,6 +3,7 @@
 Invariants:
 
 - No weights move to a worker that runs a request of ours, is quarantined for one, or is not there.
+- Only a worker in traffic can fail an update: one that is out already is brought along where it answers, else listed.
 - After an update every worker in traffic reports the version, or it is named in the answer and out of traffic.
 - A failure is an error, never a partial success: the caller's pause stays.
 """
@@ -10,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EventBus, WeightsUpdated
@@ -19,8 +20,6 @@ from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["WeightUpdater"]
-
-_REACHABLE: Final = frozenset({WorkerState.ACTIVE, WorkerState.RECOVERING})
 
 
 class WeightUpdater:
@@ -41,8 +40,9 @@ class WeightUpdater:
             NotNow: `update_failed`, with the same record as `detail`.
         """
         started = asyncio.get_running_loop().time()
-        async with self._fleet.lock:
-            targets = [worker for worker in self._pool.workers.values() if _takes_weights(worker)]
+        with self._fleet.updating():
+            in_traffic = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and not w.calls]
+            targets = in_traffic + await self._waiting_for_weights()
             results: dict[str, dict[str, Any]] = {
                 worker.worker_id: {"ok": False, "skipped": f"{worker.state}: {worker.reason}"}
                 for worker in self._pool.workers.values()
@@ -52,7 +52,7 @@ class WeightUpdater:
             outcomes = await asyncio.gather(*(self._update_one(w, version, source, previous) for w in targets))
             results.update({w.worker_id: outcome for w, outcome in zip(targets, outcomes, strict=True)})
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
-            odd = [worker for worker in targets if not results[worker.worker_id]["ok"]]
+            odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
             if updated:
                 self._fleet.version = version
                 self._fleet.source = source
@@ -66,17 +66,27 @@ class WeightUpdater:
         names = tuple(worker.worker_id for worker in odd)
         self._bus.emit(WeightsUpdated(version, source.kind, seconds, ok, names))
         record = {"version": self._fleet.version, "workers": results}
-        if not targets:
+        if not updated and not odd:
             raise NotNow("update_failed", "no worker is left to update", detail=record)
         if odd:
             message = f"version {version} did not reach {', '.join(names)}; the fleet is at {self._fleet.version}"
             raise NotNow("update_failed", message, detail=record)
         return record
 
+    async def _waiting_for_weights(self) -> list[Worker]:
+        """Workers that are out of traffic for their version alone, and answer: they are brought along."""
+        waiting = [
+            worker
+            for worker in self._pool.workers.values()
+            if worker.quarantine is not None and worker.quarantine.kind == "version" and not worker.calls
+        ]
+        await asyncio.gather(*(self._ask(worker) for worker in waiting))
+        return [worker for worker in waiting if worker.version is not None]
+
     def _take_out(self, odd: list[Worker]) -> None:
         """Keep from traffic whoever does not report the fleet's version."""
         for worker in odd:
-            if worker.version != self._fleet.version and worker.state in _REACHABLE:
+            if worker.version != self._fleet.version and worker.state is WorkerState.ACTIVE:
                 reason = f"the update failed here; it reports {worker.version}, the fleet is at {self._fleet.version}"
                 worker.put_in_quarantine("version", reason)
 
@@ -108,11 +118,3 @@ class WeightUpdater:
             await self._fleet.read_label(worker)
         except WorkerFailure:
             worker.version = None
-
-
-def _takes_weights(worker: Worker) -> bool:
-    if worker.calls:
-        return False
-    if worker.state in _REACHABLE:
-        return True
-    return worker.quarantine is not None and worker.quarantine.kind == "version"

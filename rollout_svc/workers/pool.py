@@ -18,8 +18,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-import tenacity
-
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion, GenerateRequest, Reply, Transport
 from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, WorkerFailure
@@ -29,16 +27,14 @@ from rollout_svc.group import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.retry import retry
 from rollout_svc.workers.routing import choose
 from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worker, WorkerState
 
 __all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
-_MAX_TRIES: Final = 4  # engine calls for one `generate` before the sample goes back to the buffer
-_BACKOFF_S: Final = 0.1  # seconds of the first retry's sleep, doubling, jittered
-_BACKOFF_CAP_S: Final = 5.0
-_RETRY_AFTER_CAP_S: Final = 30.0  # an engine's Retry-After is honoured up to here
+_SINGLE_ABORTS: Final = 4  # of the 8 control connections a worker has at most: aborts of calls that were dropped
 _POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
 
 
@@ -67,6 +63,7 @@ class WorkerPool:
         self._request_timeout_s = request_timeout_s
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
         self._listeners: list[Callable[[], None]] = []
+        self._single_aborts = asyncio.Semaphore(_SINGLE_ABORTS)
         self._deadline_timer: asyncio.TimerHandle | None = None
         self.on_fleet: Callable[[], None] = lambda: None
         self.on_answer: Callable[[Worker, EngineCall, bool], None] | None = None
@@ -139,53 +136,21 @@ class WorkerPool:
         self, sample: Sample, lane: Lane, request: Callable[[], GenerateRequest], first: WorkerFailure
     ) -> Completion:
         """Try again elsewhere; the happy path never builds any of this."""
-        failures = [first]
 
         async def sleep(seconds: float) -> None:
             if not await self._signals.sleep_while_open(lane, seconds):
                 raise Interrupted("the gate closed during a retry's back-off")
 
-        def wait(state: tenacity.RetryCallState) -> float:
-            asked = failures[-1].retry_after_s
-            if asked is not None:
-                return min(asked, _RETRY_AFTER_CAP_S)
-            backoff: float = min(_BACKOFF_CAP_S, _BACKOFF_S * 2**state.attempt_number)
-            return backoff * self._rng.uniform(0.5, 1.0)
-
-        def announce(state: tenacity.RetryCallState) -> None:
-            last = sample.worker_failures[-1][0] if sample.worker_failures else None
-            sleep_s = state.next_action.sleep if state.next_action else 0.0
-            self._bus.emit(
-                RequestRetried(sample.sample_id, last, failures[-1].kind, state.attempt_number, float(sleep_s))
-            )
-
-        async def again() -> Completion:
-            self._refuse_poison(sample, failures[-1])
+        async def again(last: WorkerFailure) -> Completion:
+            self._refuse_poison(sample, last)
             avoid = frozenset(worker_id for worker_id, _ in sample.worker_failures[-1:])
-            try:
-                return await self._try(sample, lane, request(), avoid)
-            except WorkerFailure as failure:
-                failures.append(failure)
-                raise
+            return await self._try(sample, lane, request(), avoid)
 
-        retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(_MAX_TRIES),
-            wait=wait,
-            retry=tenacity.retry_if_exception(lambda e: isinstance(e, WorkerFailure) and not isinstance(e, NoWorker)),
-            sleep=sleep,
-            before_sleep=announce,
-            reraise=True,
-        )
+        def announce(failure: WorkerFailure, calls: int, sleep_s: float) -> None:
+            last = sample.worker_failures[-1][0] if sample.worker_failures else None
+            self._bus.emit(RequestRetried(sample.sample_id, last, failure.kind, calls, sleep_s))
 
-        async def from_the_first() -> Completion:
-            # The first try has been made already; tenacity counts it so that its limit and waits are the whole story.
-            if len(failures) == 1 and not replayed:
-                replayed.append(first)
-                raise first
-            return await again()
-
-        replayed: list[WorkerFailure] = []
-        return await retrying(from_the_first)
+        return await retry(first, again, sleep=sleep, rng=self._rng, announce=announce)
 
     async def _try(self, sample: Sample, lane: Lane, request: GenerateRequest, avoid: frozenset[str]) -> Completion:
         loop = asyncio.get_running_loop()
@@ -306,7 +271,12 @@ class WorkerPool:
         """Tell the engine, beside everything else, that nobody waits for this request any more."""
         call.cancelled_for = call.cancelled_for or reason
         if worker.state is not WorkerState.DEAD:
-            self._tasks.spawn(f"abort:{call.request_id}", self.abort(worker, [call.request_id]), handled=True)
+            self._tasks.spawn(f"abort:{call.request_id}", self._abort_one(worker, call.request_id), handled=True)
+
+    async def _abort_one(self, worker: Worker, request_id: str) -> None:
+        """A few at a time: a pause's abort must find a free control connection, however many calls were dropped."""
+        async with self._single_aborts:
+            await self.abort(worker, [request_id])
 
     # -- control ---------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Stub:
         if answer is None and body is not None and request.path == "/v1/batches":
             self.batches += 1
             answer = {"batch_id": f"b{self.batches}", "step": body["step"], "groups": [], "metrics": {}}
-        return web.json_response(answer or {})
+        return web.json_response(answer or ({"workers": []} if request.path == "/v1/workers" else {}))
 
     def refuse(self, path: str, status: int, kind: str, detail: Any = None, **headers: str) -> None:
         async def answer(_: web.Request) -> web.Response:

@@ -96,6 +96,7 @@ class Core:
         self.max_running = 0
         self.held_aborts: list[Call] = []
         self._filling = False
+        self.listeners: list[Callable[[], None]] = []
         self._waiters: set[asyncio.Event] = set()
 
     def calls(self, state: State) -> list[Call]:
@@ -263,9 +264,11 @@ class Core:
         self.changed()
 
     def changed(self) -> None:
-        """Wake whoever waits for a state."""
+        """Wake whoever waits for a state, and tell the listeners."""
         for waiter in self._waiters:
             waiter.set()
+        for listener in self.listeners:
+            listener()
 
     async def until(self, holds: Callable[[], bool], what: str, timeout_s: float | None = WAIT_TIMEOUT_S) -> None:
         """Wait until `holds()`.

@@ -1,0 +1,1 @@
+"""The whole stage in process, against engines that do what a test says."""

@@ -1,0 +1,299 @@
+"""A `RolloutService` in this process, small, watched all along, and proved clean at its end.
+
+- The ledger is checked at every event, and recounted over live groups whenever a test waits or takes a batch.
+- At the end nothing is left: no task, no connection, no judge process, and the gate is closed.
+- A component that died fails the test, unless the test said that one would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, TypeVar
+
+from aiohttp import BaseConnector
+
+from rollout_svc import events
+from rollout_svc.assembly import Parts
+from rollout_svc.buffer.storage import Storage
+from rollout_svc.config import Config
+from rollout_svc.configfile import config_from_mapping
+from rollout_svc.events import ComponentDied, Event, EventBus
+from rollout_svc.gate import LANES
+from rollout_svc.group import Group
+from rollout_svc.ledger import SETTLED
+from rollout_svc.pause.report import PauseReport
+from rollout_svc.service import RolloutService
+from rollout_svc.workers.worker import Worker
+from tests.support.bell import WAIT_S, Bell
+from tests.support.fake_sglang import FakeSGLang
+
+__all__ = ["PROMPT", "SLACK_S", "Stage", "lines", "make_config", "stage"]
+
+PROMPT = [11, 12, 13]
+"""Token ids every prompt of `lines` begins with."""
+SLACK_S = 0.1
+"""Real time, in seconds, by which a pause may exceed its deadline."""
+TASK = "t"
+EVENTS = tuple(
+    kind
+    for name in events.__all__
+    if isinstance(kind := getattr(events, name), type) and issubclass(kind, Event) and kind is not Event
+)
+E = TypeVar("E", bound=Event)
+
+
+def lines(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Make prompt lines with ids of their own: `p0`, `p1`, …; the last token is the number."""
+    return [{"id": f"p{n}", "input_ids": [*PROMPT, n], "ground_truth": n} for n in range(first, first + count)]
+
+
+def make_config(*engines: FakeSGLang | str | Mapping[str, Any], **sections: Any) -> Config:
+    """Make a small configuration.
+
+    Args:
+        engines: fakes, urls, or mappings with the keys of a worker.
+        sections: whole sections; `trainer`, `pause` and `service` are laid over small numbers, and `prompts`,
+            `judger`, `agent`, `sampling` are those of the one task `t`.
+    """
+    workers = [
+        {"url": engine.url}
+        if isinstance(engine, FakeSGLang)
+        else {"url": engine}
+        if isinstance(engine, str)
+        else engine
+        for engine in engines
+    ]
+    task = {
+        "name": TASK,
+        "prompts": {"push": True},
+        "agent": {"name": "single_turn"},
+        "judger": {"path": "tests.support.judges:Judge"},
+        "sampling": {"max_tokens": 16},
+    }
+    task |= {key: sections.pop(key) for key in ("prompts", "judger", "agent", "sampling") if key in sections}
+    trainer = {"train_batch_size": 4, "prompt_repeat_k": 1, "over_sample_threshold": 0.0, "max_staleness": 1}
+    pause = {"deadline_s": 2.0, "abort_interval_s": 0.2, "quarantine_s": 30.0}
+    data: dict[str, Any] = {
+        "service": {"port": 0},
+        "workers": workers,
+        "start_timeout_s": WAIT_S,
+        "tasks": [task],
+        "trainer": trainer | sections.pop("trainer", {}),
+        "pause": pause | sections.pop("pause", {}),
+    }
+    return config_from_mapping(data | sections)
+
+
+def _worker(engine: FakeSGLang | str | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(engine, Mapping):
+        return dict(engine)
+    return {"url": engine if isinstance(engine, str) else engine.url}
+
+
+class Stage:
+    """The service and what a test does to it."""
+
+    def __init__(self, config: Config, storage: Storage | None = None) -> None:
+        bus = EventBus(on_error=self._broken)
+        self.service = RolloutService(config, bus=bus, rng=Random(1), storage=storage)
+        self.bell = Bell()
+        self.events: list[Event] = []
+        self.may_die = False
+        self.faults: list[str] = []
+        for kind in EVENTS:
+            bus.subscribe(kind, self._happened)
+
+    def __repr__(self) -> str:
+        return f"<Stage {self.service.state} {self.parts.ledger}>"
+
+    def _happened(self, event: Event) -> None:
+        self.events.append(event)
+        if self.service._parts is not None:
+            self.parts.ledger.check()
+        self.bell.ring()
+
+    def _broken(self, event: Event, error: Exception) -> None:
+        self.faults.append(f"at {event}: {error}")
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> Parts:
+        """The parts of the service."""
+        return self.service.parts
+
+    @property
+    def judge(self) -> Any:
+        """The judger of the task."""
+        return self.service.prepared.runtimes[TASK].desk._judger
+
+    @property
+    def agent(self) -> Any:
+        """The agent loop of the task."""
+        return self.service.prepared.runtimes[TASK].agent
+
+    @property
+    def source(self) -> Any:
+        """The prompt source of the task."""
+        return self.service.prepared.sources[TASK]
+
+    def worker(self, index: int = 0) -> Worker:
+        """A worker, by its place in the configuration."""
+        return self.parts.pool.workers[f"w{index}"]
+
+    def samples(self, account: str) -> int:
+        """Samples in an account of the ledger."""
+        count: int = self.parts.ledger.as_json()["samples"][account]
+        return count
+
+    def groups(self, account: str) -> int:
+        """Groups in an account of the ledger."""
+        count: int = self.parts.ledger.as_json()["groups"][account]
+        return count
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of a kind so far."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def live_groups(self) -> list[Group]:
+        """Every group that is admitted and not settled, wherever it is."""
+        buffer = self.parts.buffer
+        found = [run.group for run in self.parts.rollouts._runs.values()]
+        found += [*buffer._unfinished.values(), *buffer._ready.values()]
+        return found + [group for lease in buffer.leases for group in lease.groups]
+
+    def audit(self) -> None:
+        """Check the ledger, and count the live groups and samples again."""
+        if self.service._parts is None:
+            return
+        ledger = self.parts.ledger
+        ledger.check()
+        live = self.live_groups()
+        assert len({group.group_id for group in live}) == len(live), "a group is in two places"
+        for unit, found in (
+            ("groups", Counter(str(group.account) for group in live)),
+            ("samples", Counter(str(sample.account) for group in live for sample in group.samples)),
+        ):
+            booked = {name: n for name, n in ledger.as_json()[unit].items() if n and name not in {*SETTLED, "admitted"}}
+            assert dict(found) == booked, f"{unit}: {dict(found)} are there, {booked} are booked"
+
+    # -- doing -----------------------------------------------------------------------------------------------
+
+    async def until(self, holds: Callable[[], bool], what: str = "", timeout_s: float = WAIT_S) -> None:
+        """Wait until `holds()`, looking again at every change, with the books checked each time."""
+
+        def look() -> bool:
+            self.audit()
+            return holds()
+
+        try:
+            await self.bell.until(look, what, timeout_s)
+        except AssertionError as error:
+            runs = list(self.parts.rollouts._runs.values())
+            workers = list(self.parts.pool.workers.values())
+            raise AssertionError(f"{error}; {self.parts.ledger.as_json()}; {runs}; {workers}") from None
+
+    async def push(self, prompts: int | Sequence[Mapping[str, Any]], first: int = 0) -> int:
+        """Push prompts; a number makes that many."""
+        given = lines(prompts, first) if isinstance(prompts, int) else list(prompts)
+        return (await self.service.put_prompts(TASK, given))["accepted"]
+
+    async def take(self, step: int = 0, groups: int = 1, timeout_s: float = WAIT_S, **rest: Any) -> dict[str, Any]:
+        """Take a batch."""
+        batch = await self.service.take_batch(step, groups, timeout_s, **rest)
+        self.audit()
+        return batch
+
+    async def pause(self, deadline_s: float | None = None, **rest: Any) -> PauseReport:
+        """Pause, and check that it came back in time."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        report = await self.service.pause(deadline_s=deadline_s, **rest)
+        limit = self.service.config.pause.deadline_s if deadline_s is None else deadline_s
+        assert loop.time() - started <= limit + SLACK_S
+        self.audit()
+        return report
+
+    async def resume(self, **arguments: Any) -> dict[str, Any]:
+        """Resume."""
+        status = await self.service.resume(**arguments)
+        self.audit()
+        return status
+
+    def start(self, coroutine: Any) -> asyncio.Task[Any]:
+        """Run a call beside the test; the test awaits or cancels it."""
+        return asyncio.get_running_loop().create_task(coroutine)
+
+
+@asynccontextmanager
+async def stage(
+    *engines: FakeSGLang | str | Mapping[str, Any],
+    pushed: int = 0,
+    ready: bool = True,
+    storage: Storage | None = None,
+    **sections: Any,
+) -> AsyncIterator[Stage]:
+    """Run a service over engines.
+
+    Args:
+        engines: see `make_config`.
+        pushed: prompts that are there from the start.
+        ready: wait until the gate is open.
+        storage: where groups are made durable.
+        sections: see `make_config`.
+    """
+    before = _tasks()
+    made = Stage(make_config(*engines, **sections), storage)
+    service = made.service
+    for part in (made.judge, made.agent):
+        if hasattr(part, "bell"):
+            part.bell = made.bell
+    for engine in engines:
+        if isinstance(engine, FakeSGLang):
+            engine.listeners.append(made.bell.ring)
+    await service.start()
+    for listens in (made.parts.pool, made.parts.rollouts, made.parts.buffer, made.parts.gate):
+        listens.subscribe(made.bell.ring)
+    connectors = [made.parts.transport._data.connector, made.parts.transport._control.connector]
+    try:
+        if pushed:
+            await made.push(pushed)
+        if ready:
+            await service.ready()
+        yield made
+        made.audit()
+    finally:
+        await service.stop()
+    assert not made.faults, made.faults
+    assert made.may_die or not made.of(ComponentDied), made.of(ComponentDied)
+    _assert_nothing_left(made, connectors, before)
+
+
+def _assert_nothing_left(
+    made: Stage, connectors: Sequence[BaseConnector | None], before: set[asyncio.Task[Any]]
+) -> None:
+    parts = made.parts
+    parts.ledger.check()
+    assert not parts.tasks.live
+    left = _tasks() - before - {asyncio.current_task()}
+    assert not left, left
+    for connector in connectors:
+        assert connector is not None
+        assert connector.closed
+        assert not connector._conns
+        assert not connector._acquired
+    assert not any(parts.gate.is_open(lane) for lane in LANES)
+    assert not any(parts.pool.in_flight.values())
+    assert parts.processes._pool is None
+    assert not parts.judging.calls
+
+
+def _tasks() -> set[asyncio.Task[Any]]:
+    """Every task of the loop but those of the fakes' HTTP servers, which are not the service's."""
+    return {
+        task for task in asyncio.all_tasks() if "RequestHandler" not in getattr(task.get_coro(), "__qualname__", "")
+    }
