@@ -254,7 +254,7 @@ class GroupRun:
             await self.runtime.agent.run(sample, context)
         except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an agent that exits must not end the service
             raise SampleFailure("agent_error", f"{type(error).__name__}: {error}") from error
         finally:
             self._count_generating(member, generating=False)
