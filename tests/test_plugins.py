@@ -94,6 +94,7 @@ def test_a_class_is_made_and_anything_else_is_used_as_it_is() -> None:
         (f"{HERE}:Plain.", {}, "AttributeError"),
         (f"{HERE}:", {}, "AttributeError"),
         ("tests.support.unimportable:a", {}, "not today"),
+        ("tests.support.exits:a", {}, "SystemExit"),
         (f"{HERE}:Picky", {}, "need"),
         (f"{HERE}:Refuses", {"need": 7}, "7 will not do"),
         (f"{HERE}:INSTANCE", {"need": 1}, "takes no options (need)"),

@@ -1,6 +1,7 @@
 """A run with agents and judgers that do what they should not: the outcome is the same."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -181,6 +182,18 @@ async def test_an_agent_that_never_asks_is_a_failure() -> None:
     stage = Stage(idle, Judger())
     await stage.run()
     assert (stage.group.account, stage.group.reason, stage.sample.status) == ("failed", "agent_error", S.FAILED)
+
+
+@virtual
+async def test_an_agent_that_exits_fails_alone() -> None:
+    """A loop that calls `sys.exit` ends its sample, not the service."""  # P12
+
+    async def exits(_: Sample, __: AgentContext) -> Sample:
+        sys.exit(3)
+
+    stage = Stage(exits, Judger())
+    await stage.run()
+    assert (stage.group.account, stage.group.reason) == ("failed", "agent_error")
 
 
 @virtual
