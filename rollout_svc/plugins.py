@@ -71,22 +71,29 @@ def construct(spec: PluginSpec, path: str) -> Any:
             keys = ", ".join(sorted(spec.options))
             raise ConfigError.at(path, f"{spec.target!r} is not a class and takes no options ({keys})")
         return found
-    try:
-        signature = inspect.signature(found)
-    except ValueError as error:
-        raise ConfigError.at(path, f"{spec.target!r} does not tell its options: {error}") from error
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
-        unknown = [key for key in spec.options if key not in signature.parameters]
-        if unknown:
-            known = ", ".join(signature.parameters) or "none"
-            raise ConfigError(
-                Problem(f"{path}.{key}", f"{spec.target!r} has no such option: {known}") for key in unknown
-            )
-    try:
-        signature.bind(**spec.options)
-    except TypeError as error:
-        raise ConfigError.at(path, f"{spec.target!r}: {error}") from error
+    _check_options(found, spec, path)
     try:
         return found(**spec.options)
     except (Exception, SystemExit) as error:
         raise ConfigError.at(path, f"{spec.target!r} refused its options: {type(error).__name__}: {error}") from error
+
+
+def _check_options(found: Any, spec: PluginSpec, path: str) -> None:
+    """Compare the options with what the class takes, and name each that it does not."""
+    try:
+        signature = inspect.signature(found)
+    except ValueError as error:  # a class that does not tell its parameters
+        raise ConfigError.at(path, f"{spec.target!r}: {error}") from error
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        known = ", ".join(signature.parameters) or "none"
+        problems = [
+            Problem(f"{path}.{key}", f"{spec.target!r} has no such option; it has: {known}")
+            for key in spec.options
+            if key not in signature.parameters
+        ]
+        if problems:
+            raise ConfigError(problems)
+    try:
+        signature.bind(**spec.options)
+    except TypeError as error:
+        raise ConfigError.at(path, f"{spec.target!r}: {error}") from error

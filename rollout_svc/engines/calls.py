@@ -61,6 +61,7 @@ class Completion:
         finish_reason: in our words.
         engine_finish_reason: in the engine's.
         spans: weight versions over `ids`; None where the label is no integer or the engine reports none.
+        request_id: the wire id the engine says this answers; None where it does not say.
         late: the lane's epoch closed before this was parsed.
         worker: id of the worker that answered.
     """
@@ -70,6 +71,7 @@ class Completion:
     finish_reason: FinishReason
     engine_finish_reason: str
     spans: tuple[VersionSpan, ...]
+    request_id: str | None = None
     late: bool = False
     worker: str = ""
 

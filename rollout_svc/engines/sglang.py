@@ -29,6 +29,7 @@ _CLIENT_ERRORS: Final = 400
 _WORKER_STATUSES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "overloaded"}
 _HARD_STATUSES: Final = frozenset({401, 403, 404})
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
+_LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
 _EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
 _CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 
@@ -103,6 +104,7 @@ class SGLangDialect:
             finish_reason=_FINISH[finish],
             engine_finish_reason=finish,
             spans=_spans(meta, len(ids)),
+            request_id=meta.get("id"),
         )
 
     # -- control ---------------------------------------------------------------------------------------------
@@ -212,11 +214,16 @@ def _check_numbers(ids: list[int], logprobs: list[float], *, booleans: bool) -> 
         booleans: whether the body has any; a sum takes them for numbers, so that then every type is looked at.
     """
     try:
-        valid = not ids or (type(sum(ids)) is int and min(ids) >= 0 and math.isfinite(sum(logprobs)))
+        valid = not ids or (
+            type(sum(ids)) is int
+            and min(ids) >= 0
+            and math.isfinite(sum(logprobs))
+            and max(logprobs) <= _LOGPROB_ROUNDING
+        )
     except (TypeError, OverflowError):
         valid = False
     if not valid or (booleans and bool in {*map(type, ids), *map(type, logprobs)}):
-        raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers")
+        raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers <= 0")
 
 
 def _version(label: object) -> int | None:

@@ -268,8 +268,10 @@ class Ladder:
             if tally.residual == 0:
                 climb.unconfirmed.pop(worker.worker_id, None)
                 return
-            if count is None and worker.worker_id not in climb.unconfirmed:
-                return  # every request was answered; that it cannot count now is said by residual: null
+            if worker.worker_id not in climb.unconfirmed and (count is None or worker.quarantine is not None):
+                # Every request of this pause was answered. That it cannot count now is said by `residual: null`;
+                # what an earlier pause left running there is named again, and its way back is the quarantine's.
+                return
             if loop.time() + delay >= climb.plan.report:
                 return
             await asyncio.sleep(delay)

@@ -221,6 +221,8 @@ class WorkerPool:
 
     def _read(self, worker: Worker, call: EngineCall, request: GenerateRequest, reply: Reply) -> Completion:
         completion = worker.dialect.parse_generate(reply)
+        if completion.request_id is not None and completion.request_id != request.request_id:
+            raise SampleFailure("invalid_response", f"the answer to another request: {completion.request_id!r:.200}")
         if len(completion.ids) > request.max_tokens:
             raise SampleFailure(
                 "invalid_response", f"{len(completion.ids)} tokens, but only {request.max_tokens} were asked for"

@@ -185,8 +185,9 @@ class Worker:
         return [call for call in self.calls.values() if call.lane in lanes]
 
     def put_in_quarantine(self, kind: Literal["residual", "version"], reason: str) -> None:
-        """Keep it from traffic until what `kind` asks for is shown."""
-        self.quarantine = Quarantine(kind, asyncio.get_running_loop().time())
+        """Keep it from traffic until what `kind` asks for is shown; one that is in force keeps its age."""
+        if self.quarantine is None or self.quarantine.kind != kind:
+            self.quarantine = Quarantine(kind, asyncio.get_running_loop().time())
         self.become(WorkerState.QUARANTINED, reason)
 
     def become(self, state: WorkerState, reason: str) -> None:

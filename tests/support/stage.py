@@ -249,7 +249,8 @@ async def stage(
     before = _tasks()
     made = Stage(make_config(*engines, **sections), storage)
     service = made.service
-    for part in (made.judge, made.agent):
+    parts: tuple[Any, ...] = (made.judge, made.agent, storage)
+    for part in parts:
         if hasattr(part, "bell"):
             part.bell = made.bell
     for engine in engines:
