@@ -172,7 +172,7 @@ class Worker:
         """Whether a new request may be sent now."""
         if self.state is not WorkerState.ACTIVE or self.held:
             return False
-        limit = self.limit if self.breaker.state == "closed" else 1
+        limit = self.limit if self.breaker.state == "closed" else min(1, self.limit)
         return len(self.calls) < limit
 
     @property
