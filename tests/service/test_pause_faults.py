@@ -8,7 +8,7 @@ import pytest
 
 from rollout_svc.events import RequestAborted
 from rollout_svc.workers.worker import WorkerState
-from tests.support.fake_sglang import FakeSGLang, Hang, Reply, Status
+from tests.support.fake_sglang import FakeSGLang, Hang, Reply, Reset, Status
 from tests.support.judges import Judge
 from tests.support.loops import Clinging
 from tests.support.stage import stage
@@ -276,6 +276,35 @@ async def test_an_engine_that_died_does_not_hold_the_pause() -> None:
         report = await made.pause(1.0)
         assert report.clean
         assert (made.samples("aborted"), made.groups("aborted")) == (4, 4)
+
+
+async def test_a_request_whose_connection_was_lost_is_stopped_too() -> None:
+    """What an engine runs on after its connection broke is ours still: the pause aborts it, and is clean."""  # P9
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        engine.release(fate=Reset())
+        await engine.wait_requests(2)
+        assert engine.running == 2
+        report = await made.pause(1.0)
+        assert report.clean
+        assert engine.running == 0
+        assert report.workers["w0"].residual == 0
+
+
+async def test_what_runs_on_unheard_at_an_idle_worker_is_stopped_too() -> None:
+    """The same where the sample has moved on to another worker, so that this one runs nothing we wait for."""  # P9
+    async with (
+        FakeSGLang(weight_version="0") as lossy,
+        FakeSGLang(weight_version="0") as good,
+        stage(lossy, good, pushed=1) as made,
+    ):
+        await made.until(lambda: lossy.running + good.running == 1)
+        first, other = (lossy, good) if lossy.running else (good, lossy)
+        first.release(fate=Reset())
+        await other.wait_running(1)
+        report = await made.pause(1.0)
+        assert report.clean
+        assert (first.running, other.running) == (0, 0)
 
 
 async def test_an_engine_that_dies_during_the_pause() -> None:
