@@ -10,7 +10,9 @@ recorded by `generate` itself, under the attempt this context was made for.
 Invariants:
 
 - A turn that `generate` returns is whole. A turn that was cut raises `Interrupted` (mode `abort`) or is continued
-  after the gate opens (mode `park`); an agent that swallows the exception changes nothing: `ctx.cut` remembers.
+  after the gate opens (mode `park`); an agent that swallows the exception changes nothing: `ctx.cut` remembers, and
+  from then on `generate` only raises.
+- A context whose attempt was revoked starts no engine call.
 - A continued turn sends prefix + tokens so far, with what is left of its budget; `max_tokens` counts the model's
   tokens of one turn over all its segments.
 - Nothing is generated past a stop the engine reported, even where that answer came too late to count.
@@ -24,7 +26,7 @@ from typing import Final, Literal, Protocol
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Completion
-from rollout_svc.errors import Interrupted
+from rollout_svc.errors import Interrupted, WorkerFailure
 from rollout_svc.gate import Lane
 from rollout_svc.group import Prompt
 from rollout_svc.sample import FinishReason, ResumeAt, Sample, Segment
@@ -132,8 +134,13 @@ class AgentContext:
         """
         settings = sampling or self.sampling
         sample = self._sample
+        if self.cut is not None:
+            raise Interrupted(f"{sample.sample_id}: its turn was cut, this context is over")
         done = sample.turn_ids()
+        if done and sample.engine_finish_reason not in (None, "abort"):  # whole, but late, and then handed back
+            return self._whole_turn("length" if sample.engine_finish_reason == "length" else "stop")
         while True:
+            sample.check(self._attempt)
             budget = settings.max_tokens - len(done)
             if budget <= 0:
                 return self._whole_turn("length")
@@ -162,9 +169,13 @@ class AgentContext:
         try:
             return await self._engines.generate(self._sample, self.prompt, self.lane, input_ids, budget, settings)
         except Interrupted:
-            if self.on_pause == "abort":
-                raise
-            return None
+            if self.on_pause == "park":
+                return None
+            self.cut = "generate"
+            raise
+        except WorkerFailure:
+            self.cut = "generate"
+            raise
         finally:
             self.calling = False
 
@@ -175,9 +186,7 @@ class AgentContext:
         sample.finish_reason = finish
         sample.turn += 1
         self.turns += 1
-        if len(own) == 1:
-            return Turn(own[0].ids, own[0].logprobs, finish)
-        return Turn(
+        return Turn(  # lists of its own: what an agent does to them is its affair
             [token for segment in own for token in segment.ids],
             [value for segment in own for value in segment.logprobs],
             finish,

@@ -137,6 +137,7 @@ def assemble(
     bus: EventBus,
     rng: Random,
     on_death: OnDeath,
+    hopeless: Callable[[int], bool],
     shortage: Callable[[int], Shortage],
     storage: Storage | None = None,
 ) -> Parts:
@@ -211,6 +212,7 @@ def assemble(
         bus=bus,
         lease_s=config.buffer.lease_s,
         max_staleness=config.trainer.max_staleness,
+        hopeless=hopeless,
         shortage=shortage,
         paused_s=lambda: pauses.paused_s,
     )

@@ -50,6 +50,7 @@ class Batches:
         bus: EventBus,
         lease_s: float,
         max_staleness: int,
+        hopeless: Callable[[int], bool],
         shortage: Callable[[int], Shortage],
         paused_s: Callable[[], float],
     ) -> None:
@@ -58,6 +59,7 @@ class Batches:
         self._tally = tally
         self._bus = bus
         self._lease_s = lease_s
+        self._hopeless = hopeless
         self._shortage = shortage
         self._paused_s = paused_s
         self._bodies: dict[str, dict[str, Any]] = {}
@@ -112,9 +114,8 @@ class Batches:
                 fresh = self._fresh(step)
                 if len(fresh) >= groups:
                     return self._lease(step, fresh[:groups], started)
-            shortage = self._shortage(groups)
-            if shortage.final:
-                raise _not_now(shortage, groups, len(fresh) or self._buffer.ready)
+            if self._hopeless(groups):
+                raise _not_now(self._shortage(groups), groups, len(fresh) or self._buffer.ready)
             wake.clear()
             await wake.wait()
 

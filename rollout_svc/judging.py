@@ -20,7 +20,7 @@ import asyncio
 import inspect
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -226,7 +226,7 @@ class Judging:
         work: asyncio.Future[Any]
         timer = None
         if desk.is_async:
-            work = self._tasks.spawn(f"judge:{ids[0]}", desk.call(payload), handled=True)
+            work = self._tasks.spawn(f"judge:{ids[0]}", _without_exit(desk.call(payload)), handled=True)
             timer = loop.call_later(desk.timeout_s, _time_out, outcome, work, desk)
         elif self._processes is None:
             raise SampleFailure("judge_error", f"{desk.name}: no process to run a synchronous judger in")
@@ -254,9 +254,17 @@ class Judging:
 def _instant(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
     try:
         verdict = desk.call(list(samples) if desk.by_group else samples[0])
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failure(desk, error) from error
     return _rewards(verdict, desk, len(samples))
+
+
+async def _without_exit(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a judger; the loop would end the whole service for one that exits."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"it called exit({error})") from error
 
 
 def _time_out(outcome: asyncio.Future[list[Reward]], work: asyncio.Future[Any], desk: JudgeDesk) -> None:

@@ -64,7 +64,7 @@ def construct(spec: PluginSpec, path: str) -> Any:
     """
     try:
         found = load_attr(spec.target)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that exits when it is imported
         raise ConfigError.at(path, f"cannot import {spec.target!r}: {type(error).__name__}: {error}") from error
     if not inspect.isclass(found):
         if spec.options:
@@ -74,7 +74,7 @@ def construct(spec: PluginSpec, path: str) -> Any:
     _check_options(found, spec, path)
     try:
         return found(**spec.options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError.at(path, f"{spec.target!r} refused its options: {type(error).__name__}: {error}") from error
 
 

@@ -38,7 +38,7 @@ from rollout_svc.events import ComponentDied, EnginesLoading, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.status import describe, shortage_of
+from rollout_svc.status import describe, hopeless, shortage_of
 from rollout_svc.weights.fleet import Source
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -121,6 +121,7 @@ class RolloutService:
             bus=self.bus,
             rng=self._rng,
             on_death=self._died,
+            hopeless=self._hopeless,
             shortage=self._shortage,
             storage=self._storage,
         )
@@ -273,6 +274,12 @@ class RolloutService:
         accepted = source.push(prompts)
         self.parts.producer.wake()
         return {"accepted": accepted}
+
+    def _hopeless(self, groups: int) -> bool:
+        """Whether a take of `groups` groups can never be met."""
+        if self.failure is not None or self._phase in ("stopping", "stopped"):
+            return True
+        return hopeless(self.parts, self.fleet.plan, groups)
 
     def _shortage(self, groups: int) -> Shortage:
         """Why `groups` groups are not there, and whether they can ever be."""

@@ -15,7 +15,7 @@ from rollout_svc.batches import Shortage
 from rollout_svc.gate import LANES
 from rollout_svc.plan import Plan
 
-__all__ = ["describe", "rss_bytes", "shortage_of"]
+__all__ = ["describe", "hopeless", "rss_bytes", "shortage_of"]
 
 _OLDEST: Final = 5  # samples named when something takes long
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -57,6 +57,11 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
         "plan": plan.as_json(),
         "rss_bytes": rss_bytes(),
     }
+
+
+def hopeless(parts: Parts, plan: Plan, groups: int) -> bool:
+    """Whether `groups` groups can never be ready; asked whenever a group becomes ready, so it only compares numbers."""
+    return groups > plan.max_groups or (parts.producer.exhausted and parts.ledger.unsettled_groups < groups)
 
 
 def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:

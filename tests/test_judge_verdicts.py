@@ -91,10 +91,19 @@ def test_what_is_no_reward_is_a_typed_failure(result: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("x"), TimeoutError(), KeyError(), asyncio.CancelledError(), UnprintableError(), Interrupted()]
+    "error",
+    [
+        ValueError("x"),
+        TimeoutError(),
+        KeyError(),
+        asyncio.CancelledError(),
+        UnprintableError(),
+        Interrupted(),
+        SystemExit(3),
+    ],
 )
 def test_what_a_judger_raises_is_a_typed_failure(error: BaseException) -> None:
-    """Whatever comes out of a judger, also a cancellation of its own making, fails that sample alone."""  # P12, P21
+    """Whatever comes out of a judger, also a cancellation or an exit, fails that sample alone."""  # P12, P21
 
     @virtual
     async def run() -> None:
@@ -231,7 +240,7 @@ class Instant:
 
     def judge(self, sample: JudgedSample) -> Any:
         self.started += 1
-        if isinstance(self.result, Exception):
+        if isinstance(self.result, BaseException):
             raise self.result
         return self.result
 
@@ -265,6 +274,7 @@ async def test_an_instant_judger_needs_no_process() -> None:
         (UnprintableError(), "judge_error"),
         (Unprintable(), "judge_error"),
         (Interrupted(), "judge_error"),
+        (SystemExit(3), "judge_error"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -254,7 +254,7 @@ class GroupRun:
             await self.runtime.agent.run(sample, context)
         except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an agent that exits must not end the service
             raise SampleFailure("agent_error", f"{type(error).__name__}: {error}") from error
         finally:
             self._count_generating(member, generating=False)
@@ -304,9 +304,9 @@ class GroupRun:
             group_id=sample.group_id,
             task=prompt.task,
             prompt=prompt.content,
-            prompt_ids=sample.prompt_ids,
+            prompt_ids=list(sample.prompt_ids),
             response=sample.response,
-            response_ids=ids,
+            response_ids=list(ids),
             ground_truth=prompt.ground_truth,
             meta=prompt.meta,
             finish_reason=sample.finish_reason,
@@ -317,11 +317,11 @@ class GroupRun:
     def _cut(self, member: Member) -> None:
         """The right to go on was withdrawn, or no worker could take it: keep the tokens, go on later."""
         sample, context = member.sample, member.context
+        sample.check(member.attempt)
         resume_at: ResumeAt = "judge"
         if sample.status is _S.GENERATING:
             resume_at = (context.cut if context is not None else None) or "generate"
-            if context is not None and context.cut is None:
-                sample.finish_reason = "abort"
+            sample.finish_reason = "abort"
         sample.transition(member.attempt, _S.ABORTED, reason="interrupted", resume_at=resume_at)
         self._tools.tally.aborted += 1
 

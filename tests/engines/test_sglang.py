@@ -225,6 +225,13 @@ def test_logprobs_are_finite_numbers(value: object) -> None:
     assert refused(answer([1, 2], {"type": "stop"}, logprobs=[-1.0, value])) == "invalid_response"
 
 
+@pytest.mark.parametrize(("value", "valid"), [(0, True), (0.0, True), (1e-4, True), (0.01, False), (1.5, False)])
+def test_a_logprob_is_not_above_zero(value: float, valid: bool) -> None:
+    """No probability is above 1, but for what rounding adds."""  # P4
+    reply = answer([1, 2], {"type": "stop"}, logprobs=[-1.0, value])
+    assert parsed(reply).logprobs[1] == value if valid else refused(reply) == "invalid_response"
+
+
 @pytest.mark.parametrize("numbers", ["1e999,-1e999", "1e999,1.0", "1.7e308,1.7e308", "-1e999,-1.0"])
 def test_logprobs_beyond_all_bounds(numbers: str) -> None:
     """Infinities that would cancel out, and sums that overflow, are no crash."""  # P4

@@ -3,6 +3,7 @@
 from random import Random
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,7 +89,8 @@ def test_the_least_loaded_is_chosen(fleet: list[Look], avoid: frozenset[str]) ->
             assert (chosen.load, chosen.answered) <= (other.load, other.answered)
 
 
-def test_an_unlimited_share_is_never_zero() -> None:
-    """A worker whose limit is not known yet counts as full, and takes nothing."""
-    worker = make_worker("w", Look(WorkerState.ACTIVE, False, 0, 0, "closed", 0))
+@pytest.mark.parametrize("breaker", ["closed", "half_open"])
+def test_a_worker_without_a_limit_takes_nothing(breaker: str) -> None:
+    """A worker whose limit is 0, or not known yet, counts as full, also where its breaker would let a trial through."""
+    worker = make_worker("w", Look(WorkerState.ACTIVE, False, 0, 0, breaker, 0))
     assert (worker.accepts, worker.load) == (False, 1.0)

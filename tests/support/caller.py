@@ -1,0 +1,115 @@
+"""An engine caller written by hand: it answers from a script, and remembers what it was asked."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rollout_svc.agent import AgentContext, OnPause
+from rollout_svc.config import SamplingConfig
+from rollout_svc.engines import Completion
+from rollout_svc.gate import Gate, Lane
+from rollout_svc.group import Prompt
+from rollout_svc.ledger import Ledger
+from rollout_svc.sample import FinishReason, Sample, VersionSpan
+from rollout_svc.signals import GateSignals
+from tests.support.groups import make_prompt, make_sample
+
+__all__ = ["Asked", "Caller", "Table", "answer"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one call was for."""
+
+    input_ids: list[int]
+    max_tokens: int
+    sampling: SamplingConfig
+
+
+Step = Completion | Exception | Callable[[], Awaitable[Completion]]
+
+
+class Caller:
+    """Answers each call with the next step of its script: a completion, an error, or whatever a function does."""
+
+    def __init__(self, *script: Step) -> None:
+        self.script = list(script)
+        self.asked: list[Asked] = []
+
+    async def generate(
+        self,
+        sample: Sample,
+        prompt: Prompt,
+        lane: Lane,
+        input_ids: list[int],
+        max_tokens: int,
+        sampling: SamplingConfig,
+    ) -> Completion:
+        self.asked.append(Asked(list(input_ids), max_tokens, sampling))
+        step = self.script.pop(0)
+        await asyncio.sleep(0)
+        if isinstance(step, Exception):
+            raise step
+        return step if isinstance(step, Completion) else await step()
+
+
+def answer(ids: list[int], finish: FinishReason = "stop", *, late: bool = False, version: int = 0) -> Completion:
+    """Make a completion of one version."""
+    spans = (VersionSpan(version, 0, len(ids)),) if ids else ()
+    return Completion(list(ids), [-1.0] * len(ids), finish, finish, spans, late=late, worker="w")
+
+
+class Table:
+    """One sample, a gate, and the contexts of its attempts."""
+
+    def __init__(self, *script: Step, max_tokens: int = 10, on_pause: OnPause = "abort") -> None:
+        self.ledger = Ledger()
+        self.sample = make_sample(self.ledger)
+        self.gate = Gate()
+        self.signals = GateSignals(self.gate)
+        self.caller = Caller(*script)
+        self.sampling = SamplingConfig(max_tokens=max_tokens)
+        self.on_pause = on_pause
+        self.parked = 0
+        self.prompt = make_prompt()
+
+    def context(self) -> AgentContext:
+        """Hand the sample out, and make the context of that attempt."""
+        return AgentContext(
+            sample=self.sample,
+            attempt=self.sample.hand_out(),
+            prompt=self.prompt,
+            lane="train",
+            sampling=self.sampling,
+            on_pause=self.on_pause,
+            engines=self.caller,
+            signals=self.signals,
+            on_parked=self._parked,
+        )
+
+    def _parked(self) -> None:
+        self.parked += 1
+
+    def hand_back(self) -> None:
+        """Take the sample from its task, as a pause does."""
+        sample = self.sample
+        sample.transition(sample.attempt, sample.status.ABORTED, reason="hand_back", resume_at="generate")
+        sample.revoke()
+
+    def asks(self) -> list[tuple[list[int], int]]:
+        """What the engine was asked for: input and budget of each call."""
+        return [(asked.input_ids, asked.max_tokens) for asked in self.caller.asked]
+
+    def withdraw(self) -> None:
+        """Close the lane's gate, running requests included."""
+        self.gate.close(["train"], withdraw=True)
+
+    def then(self, what: Callable[[], Any], step: Completion) -> Callable[[], Awaitable[Completion]]:
+        """Do something while the engine works on its answer."""
+
+        async def run() -> Completion:
+            what()
+            return step
+
+        return run
