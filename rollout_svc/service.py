@@ -227,13 +227,20 @@ class RolloutService:
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open the gate again; waits for a pause under way. With `weight_version`: only if every worker reports it."""
         self._check_running()
-        self.parts.pauses.check_resume(ticket)
-        if self._updating is not None:
-            await asyncio.wait({self._updating})
-        if weight_version is not None:
-            await self._assert_version(weight_version)
-        await self.parts.pauses.resume(ticket)
-        return self.status()
+        pauses = self.parts.pauses
+        pauses.check_resume(ticket)
+        while True:
+            await pauses.report()
+            if self._updating is not None:
+                await asyncio.wait({self._updating})
+                continue
+            if weight_version is not None:
+                await self._assert_version(weight_version)
+            # What was awaited may have changed everything: the gate opens in the step that found nothing under way.
+            self._check_running()
+            if self._updating is None and not pauses.climbing:
+                pauses.resume(ticket)
+                return self.status()
 
     async def _assert_version(self, version: int) -> None:
         active = self.parts.pool.active
@@ -328,15 +335,12 @@ class RolloutService:
         if was_running:
             if pause is None:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
+            _refuse_undrained(pause.get("lanes", LANES))
             await self.pause(**pause)
-        undrained = [lane for lane in LANES if lane not in pauses.drained]
-        if undrained:
-            raise Conflict(
-                f"lane {', '.join(undrained)} is not drained", type="not_drained", detail={"lanes": undrained}
-            )
+        _refuse_undrained(pauses.drained)
         record = await self.parts.updater.update(version, source)
-        if was_running:
-            await pauses.resume()
+        if was_running and self._phase == "running":
+            pauses.resume()
         return record
 
     # -- concurrency and workers -----------------------------------------------------------------------------
@@ -379,6 +383,13 @@ class RolloutService:
         self._check_alive()
         self.fleet.remove(worker_id)
         return {"id": worker_id, "state": str(WorkerState.DRAINING)}
+
+
+def _refuse_undrained(drained: Iterable[Lane]) -> None:
+    """Raise Conflict for the lanes that weights would find running."""
+    undrained = [lane for lane in LANES if lane not in drained]
+    if undrained:
+        raise Conflict(f"lane {', '.join(undrained)} is not drained", type="not_drained", detail={"lanes": undrained})
 
 
 def _bad_request(problems: Iterable[Problem]) -> BadRequest:
