@@ -86,6 +86,14 @@ class EngineInfo:
     capabilities: tuple[str, ...] = ()
     version: str | None = None
 
+    @property
+    def weight_version(self) -> int | None:
+        """The version the label means; None for labels that are no integer (a fresh SGLang says `default`)."""
+        try:
+            return None if self.weight_label is None else int(self.weight_label)
+        except ValueError:
+            return None
+
 
 class Dialect(Protocol):
     """Pure translation for one kind of engine. Parsers raise WorkerFailure or SampleFailure, nothing else."""

@@ -275,6 +275,8 @@ class WorkerPool:
         opened = worker.breaker.failed(asyncio.get_running_loop().time(), sample.group_id, hard=failure.hard)
         if opened and worker.state is WorkerState.ACTIVE:
             worker.become(WorkerState.RECOVERING, str(failure))
+        elif failure.kind == "connection":
+            worker.doubt()
 
     def _refuse_poison(self, sample: Sample, failure: WorkerFailure) -> None:
         """Fail a sample that kept failing on workers which answered others meanwhile."""
