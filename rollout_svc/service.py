@@ -215,13 +215,13 @@ class RolloutService:
         self._check_running()
         mode = mode or self.config.pause.mode
         if mode != "abort":
-            raise BadRequest(f"mode: {mode!r} is not supported by this version; use 'abort'")
+            raise BadRequest.at("mode", f"{mode!r} is not supported by this version; use 'abort'")
         deadline = self.config.pause.deadline_s if deadline_s is None else deadline_s
         if not (math.isfinite(deadline) and deadline > 0):
-            raise BadRequest("deadline_s: expected a finite number greater than 0")
+            raise BadRequest.at("deadline_s", "expected a finite number greater than 0")
         wanted = tuple(lanes)
         if not wanted or not set(wanted) <= set(LANES):
-            raise BadRequest(f"lanes: expected some of {', '.join(LANES)}, not {list(wanted)}")
+            raise BadRequest.at("lanes", f"expected some of {', '.join(LANES)}, not {list(wanted)}")
         return await self.parts.pauses.pause(mode=mode, deadline_s=deadline, lanes=wanted, if_ticket=if_ticket)
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
@@ -273,13 +273,14 @@ class RolloutService:
     async def put_prompts(self, task: str, prompts: list[Any]) -> dict[str, int]:
         """Add prompts to a task that is fed by push; the same id is accepted once."""
         self._check_alive()
+        producer = self.parts.producer
         source = self.prepared.sources.get(task)
         if source is None:
             raise NotFound(f"no task {task!r}", detail={"tasks": sorted(self.prepared.sources)})
         if not isinstance(source, PushSource):
             raise Conflict(f"task {task!r} does not take prompts: its prompts.push is not true")
         accepted = source.push(prompts)
-        self.parts.producer.wake()
+        producer.wake()
         return {"accepted": accepted}
 
     def _hopeless(self, groups: int) -> bool:
@@ -309,9 +310,9 @@ class RolloutService:
         self._check_running()
         kind, path = source.get("kind"), source.get("path")
         if kind not in ("disk", "external"):
-            raise BadRequest(f"source.kind: {kind!r} is not supported by this version; use 'disk' or 'external'")
+            raise BadRequest.at("source.kind", f"{kind!r} is not supported by this version; use 'disk' or 'external'")
         if kind == "disk" and not path:
-            raise BadRequest("source.path: needed for kind 'disk'")
+            raise BadRequest.at("source.path", "needed for kind 'disk'")
         if self._updating is not None:
             raise Conflict("another weight update is under way", type="updating")
         work = self._update(version, Source(kind, path if kind == "disk" else None), pause)
