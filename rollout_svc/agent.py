@@ -28,7 +28,7 @@ from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Completion
 from rollout_svc.errors import Interrupted, WorkerFailure
 from rollout_svc.gate import Lane
-from rollout_svc.group import Prompt
+from rollout_svc.prompt import Prompt
 from rollout_svc.sample import FinishReason, ResumeAt, Sample, Segment
 from rollout_svc.signals import GateSignals
 
@@ -44,9 +44,18 @@ _CUT_CAP_S: Final = 5.0
 class Turn:
     """One whole answer of the model: all its tokens, over as many engine calls as it took."""
 
-    ids: list[int]
-    logprobs: list[float]
+    segments: tuple[Segment, ...]
     finish_reason: FinishReason
+
+    @property
+    def ids(self) -> list[int]:
+        """Token ids, in a list of the caller's own."""
+        return [token for segment in self.segments for token in segment.ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One logprob for each, likewise."""
+        return [value for segment in self.segments for value in segment.logprobs]
 
 
 class Agent(Protocol):
@@ -182,15 +191,12 @@ class AgentContext:
     def _whole_turn(self, finish: FinishReason) -> Turn:
         sample = self._sample
         sample.check(self._attempt)
-        own = [segment for segment in sample.segments if segment.turn == sample.turn and segment.by_model]
+        own = tuple(segment for segment in sample.segments if segment.turn == sample.turn and segment.by_model)
         sample.finish_reason = finish
         sample.turn += 1
         self.turns += 1
-        return Turn(  # lists of its own: what an agent does to them is its affair
-            [token for segment in own for token in segment.ids],
-            [value for segment in own for value in segment.logprobs],
-            finish,
-        )
+        self._cuts = 0
+        return Turn(own, finish)
 
     async def _park(self) -> None:
         """Wait for the gate; an engine that cuts turns although it is open is asked again ever more slowly."""

@@ -14,19 +14,20 @@ import asyncio
 import statistics
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
+
+import orjson
 
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.errors import Conflict, NotFound, NotNow, NotNowType
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, GroupSettled, LeaseExpired
-from rollout_svc.group import Group, Prompt
+from rollout_svc.group import Group
 from rollout_svc.producer.staleness import refusal, staleness
 from rollout_svc.rollout.tally import Tally
-from rollout_svc.sample import Sample
 
-__all__ = ["Batches", "Shortage"]
+__all__ = ["Batch", "Batches", "Shortage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,38 @@ class Shortage:
     message: str
     detail: dict[str, Any]
     final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A leased batch.
+
+    Attributes:
+        groups: COMPLETED groups; their records are encoded already.
+        metrics: figures of the batch, and of what happened since the one before.
+        ack_expired: batches whose ack came too late, with this take.
+    """
+
+    batch_id: str
+    step: int
+    groups: tuple[Group, ...]
+    metrics: dict[str, Any]
+    ack_expired: tuple[str, ...] = ()
+
+    def encoded(self) -> Iterator[bytes]:
+        """The record of the contract as JSON, in pieces to be joined: one per group, so that a loop can breathe."""
+        head: dict[str, Any] = {"batch_id": self.batch_id, "step": self.step, "metrics": self.metrics}
+        if self.ack_expired:
+            head["ack_expired"] = self.ack_expired
+        yield orjson.dumps(head)[:-1] + b',"groups":['
+        for index, group in enumerate(self.groups):
+            yield b"," + group.encoded() if index else group.encoded()
+        yield b"]}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same record as values."""
+        record: dict[str, Any] = orjson.loads(b"".join(self.encoded()))
+        return record
 
 
 class Batches:
@@ -62,7 +95,7 @@ class Batches:
         self._hopeless = hopeless
         self._shortage = shortage
         self._paused_s = paused_s
-        self._bodies: dict[str, dict[str, Any]] = {}
+        self._leased: dict[str, Batch] = {}
         self._last = tally.snapshot()
         self._last_paused_s = 0.0
         self._takers: list[asyncio.Event] = []
@@ -75,7 +108,7 @@ class Batches:
         for taker in self._takers:
             taker.set()
 
-    async def take(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> dict[str, Any]:
+    async def take(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> Batch:
         """Lease a batch of `groups` groups for `step`; the same step again gives the same batch while it is leased.
 
         Args:
@@ -88,27 +121,25 @@ class Batches:
             NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
         """
         started = asyncio.get_running_loop().time()
-        acks: dict[str, Any] = {}
-        expired = [batch_id for batch_id in ack if not self._acknowledge(batch_id)]
-        if expired:
-            acks["ack_expired"] = expired
+        expired = tuple(batch_id for batch_id in ack if not self._acknowledge(batch_id))
         wake = asyncio.Event()
         self._takers.append(wake)
         try:
             async with asyncio.timeout_at(started + timeout_s):
                 async with self._turn:
-                    return await self._take(step, groups, started, wake) | acks
+                    batch = await self._take(step, groups, started, wake)
+                    return replace(batch, ack_expired=expired)
         except TimeoutError:
             shortage = self._shortage(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None
         finally:
             self._takers.remove(wake)
 
-    async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> dict[str, Any]:
+    async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> Batch:
         while True:
             again = self._buffer.leased_at(step)
             if again is not None:
-                return self._bodies[again.batch_id]
+                return self._leased[again.batch_id]
             fresh: list[Group] = []
             if self._buffer.ready >= groups:
                 fresh = self._fresh(step)
@@ -140,7 +171,7 @@ class Batches:
         lease = self._buffer.acknowledge(batch_id)
         if lease is None:
             return self._buffer.fate(batch_id) == "acknowledged"
-        self._bodies.pop(batch_id, None)
+        self._leased.pop(batch_id, None)
         self._tally.settled["consumed"] += len(lease.groups)
         self._bus.emit(BatchAcked(batch_id, lease.step, len(lease.groups)))
         self._set_timer()
@@ -164,22 +195,16 @@ class Batches:
             self._buffer.changed()
         return fresh
 
-    def _lease(self, step: int, groups: list[Group], started: float) -> dict[str, Any]:
+    def _lease(self, step: int, groups: list[Group], started: float) -> Batch:
         loop = asyncio.get_running_loop()
         batch_id = uuid.uuid4().hex
         lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
         wait_s = loop.time() - started
-        body: dict[str, Any] = {
-            "batch_id": batch_id,
-            "step": step,
-            "groups": [_group_json(group) for group in groups],
-            "metrics": self._metrics(groups, step, wait_s),
-        }
-        self._bodies[batch_id] = body
+        batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, self._metrics(groups, step, wait_s))
         samples = sum(len(group.samples) for group in groups)
-        self._bus.emit(BatchTaken(batch_id, step, len(lease.groups), samples, wait_s, body["metrics"]))
+        self._bus.emit(BatchTaken(batch_id, step, len(lease.groups), samples, wait_s, batch.metrics))
         self._set_timer()
-        return body
+        return batch
 
     def _set_timer(self) -> None:
         """One timer, for the lease that ends next."""
@@ -196,7 +221,7 @@ class Batches:
         self._set_timer()
 
     def _forget(self, lease: Lease) -> None:
-        self._bodies.pop(lease.batch_id, None)
+        self._leased.pop(lease.batch_id, None)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
 
     def close(self) -> None:
@@ -242,47 +267,6 @@ def _describe(groups: list[Group], step: int) -> dict[str, Any]:
         "response_length_max": max(lengths, default=None),
         "staleness": dict(sorted(ages.items())),
         "mixed_versions": sum(len(sample.weight_versions) > 1 for sample in samples),
-    }
-
-
-def _group_json(group: Group) -> dict[str, Any]:
-    prompt = group.prompt
-    return {
-        "group_id": group.group_id,
-        "task": prompt.task,
-        "prompt": {
-            "id": prompt.prompt_id,
-            **_content_json(prompt),
-            "input_ids": prompt.input_ids,
-            "ground_truth": prompt.ground_truth,
-            "meta": prompt.meta,
-        },
-        "samples": [_sample_json(sample, prompt.meta) for sample in group.samples],
-    }
-
-
-def _content_json(prompt: Prompt) -> dict[str, Any]:
-    """The prompt as its line spelled it; nothing where it came as ids."""
-    if prompt.content is None:
-        return {}
-    return {"text" if isinstance(prompt.content, str) else "messages": prompt.content}
-
-
-def _sample_json(sample: Sample, prompt_meta: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "sample_id": sample.sample_id,
-        "status": str(sample.status),
-        "finish_reason": sample.finish_reason,
-        "engine_finish_reason": sample.engine_finish_reason,
-        "reward": sample.reward,
-        "reward_parts": sample.reward_parts,
-        "prompt_ids": sample.prompt_ids,
-        "response_ids": sample.response_ids,
-        "logprobs": sample.logprobs,
-        "loss_mask": sample.loss_mask,
-        "weight_versions": [span.as_json() for span in sample.weight_versions],
-        "response": sample.response,
-        "meta": prompt_meta | sample.meta,
     }
 
 

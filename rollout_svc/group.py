@@ -10,15 +10,17 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
+
+import orjson
 
 from rollout_svc.errors import IllegalTransition
 from rollout_svc.gate import Lane
 from rollout_svc.ledger import SETTLED, Account, Ledger
+from rollout_svc.prompt import Prompt
 from rollout_svc.sample import SETTLED_STATUSES, ResumeAt, Sample, SampleStatus
 
-__all__ = ["Group", "Prompt", "Settlement"]
+__all__ = ["Group", "Settlement"]
 
 Settlement = Literal["consumed", "filtered", "expired", "failed"]
 
@@ -40,29 +42,6 @@ _HANDED_BACK_AT: Final[dict[SampleStatus, ResumeAt]] = {
     SampleStatus.GENERATED: "judge",
     SampleStatus.JUDGING: "judge",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What is to be answered.
-
-    Attributes:
-        prompt_id: given, or the hash of its line; repeats over dataset epochs.
-        task: the name of its task.
-        input_ids: encoded prompt, token ids.
-        content: the line's own `messages` or `text`, or None when it came as ids.
-        ground_truth: whatever the judger compares with.
-        meta: opaque to us, handed on with the batch.
-        engine_extra: opaque top-level keys for the engine.
-    """
-
-    prompt_id: str
-    task: str
-    input_ids: list[int]
-    content: Any = None
-    ground_truth: Any = None
-    meta: dict[str, Any] = field(default_factory=dict)
-    engine_extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Group:
@@ -113,6 +92,7 @@ class Group:
                 index=index,
                 prompt_ids=prompt.input_ids,
                 ledger=ledger,
+                meta=dict(prompt.meta),
             )
             for index in range(size)
         )
@@ -149,6 +129,18 @@ class Group:
         if self._versions is not None:
             return self._versions
         return frozenset(span.version for sample in self.samples for span in sample.weight_versions)
+
+    def encoded(self) -> bytes:
+        """The group's record in a batch, JSON; every member is COMPLETED.
+
+        Raises:
+            IllegalTransition: a member is not.
+        """
+        members = [sample.packed for sample in self.samples if sample.packed is not None]
+        if len(members) != len(self.samples):
+            raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
+        head = {"group_id": self.group_id, "task": self.prompt.task, "prompt": self.prompt.as_json()}
+        return b"".join((orjson.dumps(head)[:-1], b',"samples":[', b",".join(members), b"]}"))
 
     def start(self) -> None:
         """A task takes the group: queued or aborted -> in_flight."""

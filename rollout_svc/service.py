@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from pydantic import ValidationError
 
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
-from rollout_svc.batches import Shortage
+from rollout_svc.batches import Batch, Shortage
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
@@ -261,7 +261,11 @@ class RolloutService:
     # -- batches ---------------------------------------------------------------------------------------------
 
     async def take_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> dict[str, Any]:
-        """Lease a batch; see `batches.Batches.take`."""
+        """Lease a batch, as its record; see `batches.Batches.take`."""
+        return (await self.lease_batch(step, groups, timeout_s, ack)).as_json()
+
+    async def lease_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> Batch:
+        """Lease a batch, still encoded: for whoever sends it on."""
         self._check_alive()
         return await self.parts.batches.take(step, groups, timeout_s, ack)
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_agents.single_turn import SingleTurn
-from rollout_svc.agent import OnPause, Turn
+from rollout_svc.agent import OnPause
 from rollout_svc.config import SamplingConfig
 from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.sample import SampleStatus, VersionSpan
-from tests.support.caller import Caller, Table, answer
+from tests.support.caller import Caller, Table, answer, told
 from tests.support.groups import segment
 from tests.support.virtual import soon, virtual
 
@@ -27,7 +27,7 @@ async def test_a_whole_turn() -> None:
     """The engine is asked for the whole budget, and its answer is recorded and returned."""
     table = Table(answer([7, 8], "stop"))
     context = table.context()
-    assert await context.generate(PROMPT) == Turn([7, 8], [-1.0, -1.0], "stop")
+    assert told(await context.generate(PROMPT)) == ([7, 8], [-1.0, -1.0], "stop")
     assert table.asks() == [(PROMPT, 10)]
     sample = table.sample
     assert (sample.response_ids, sample.finish_reason, sample.engine_finish_reason) == ([7, 8], "stop", "stop")
@@ -76,7 +76,7 @@ async def test_a_continued_turn_sends_its_prefix_and_what_is_left() -> None:
     with pytest.raises(Interrupted):
         await table.context().generate(PROMPT)
     table.hand_back()
-    assert await table.context().generate(PROMPT) == Turn([7, 8, 9], [-1.0] * 3, "stop")
+    assert told(await table.context().generate(PROMPT)) == ([7, 8, 9], [-1.0] * 3, "stop")
     assert table.asks() == [(PROMPT, 10), ([*PROMPT, 7, 8], 8)]
     assert table.sample.weight_versions == (VersionSpan(3, 0, 2), VersionSpan(4, 2, 3))
 

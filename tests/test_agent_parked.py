@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_svc.agent import Turn
 from rollout_svc.errors import Interrupted, StaleAttempt
 from rollout_svc.sample import SampleStatus
-from tests.support.caller import Table, answer
+from tests.support.caller import Table, answer, told
 from tests.support.virtual import soon, virtual
 
 S = SampleStatus
@@ -34,7 +33,7 @@ async def test_a_cut_turn_waits_and_goes_on() -> None:
     assert (context.calling, table.sample.status, table.sample.finish_reason) == (False, S.GENERATING, "abort")
     assert table.parked == 1
     table.gate.open(["train"])
-    assert await task == Turn([7, 8, 9], [-1.0] * 3, "stop")
+    assert told(await task) == ([7, 8, 9], [-1.0] * 3, "stop")
     assert table.asks() == [(PROMPT, 10), ([*PROMPT, 7, 8], 8)]
     assert (table.sample.finish_reason, context.cut) == ("stop", None)
 
@@ -61,7 +60,7 @@ async def test_a_late_whole_turn_waits_for_the_gate_and_is_not_generated_again()
     await asyncio.sleep(100)
     assert not task.done()
     table.gate.open(["train"])
-    assert await task == Turn([7, 8], [-1.0] * 2, "stop")
+    assert told(await task) == ([7, 8], [-1.0] * 2, "stop")
     assert (len(table.asks()), table.sample.finish_reason) == (1, "stop")
 
 

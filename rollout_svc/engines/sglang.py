@@ -29,6 +29,8 @@ _CLIENT_ERRORS: Final = 400
 _WORKER_STATUSES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "overloaded"}
 _HARD_STATUSES: Final = frozenset({401, 403, 404})
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
+_ID_TYPES: Final = frozenset({int})
+_NUMBER_TYPES: Final = frozenset({int, float})
 _LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
 _EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
 _CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
@@ -97,7 +99,7 @@ class SGLangDialect:
             raise SampleFailure("invalid_response", f"unknown finish reason {finish!r}")
         if not same:
             raise SampleFailure("invalid_response", "output_token_logprobs do not belong to output_ids")
-        _check_numbers(ids, logprobs, booleans=b"true" in reply.body or b"false" in reply.body)
+        _check_numbers(ids, logprobs)
         return Completion(
             ids=ids,
             logprobs=logprobs,
@@ -206,24 +208,19 @@ def _control_body(reply: Reply) -> dict[str, Any]:
     return body
 
 
-def _check_numbers(ids: list[int], logprobs: list[float], *, booleans: bool) -> None:
-    """Check types and ranges with sums: they run in C and meet every element.
-
-    Args:
-        ids: what should be token ids.
-        logprobs: what should be as many logprobs.
-        booleans: whether the body has any; a sum takes them for numbers, so that then every type is looked at.
-    """
+def _check_numbers(ids: list[int], logprobs: list[float]) -> None:
+    """Check types and ranges with loops that run in C and meet every element; JSON's booleans are no numbers."""
     try:
         valid = not ids or (
-            type(sum(ids)) is int
+            _ID_TYPES.issuperset(map(type, ids))
+            and _NUMBER_TYPES.issuperset(map(type, logprobs))
             and min(ids) >= 0
             and math.isfinite(sum(logprobs))
             and max(logprobs) <= _LOGPROB_ROUNDING
         )
-    except (TypeError, OverflowError):
+    except OverflowError:
         valid = False
-    if not valid or (booleans and bool in {*map(type, ids), *map(type, logprobs)}):
+    if not valid:
         raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers <= 0")
 
 

@@ -19,12 +19,13 @@ from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.errors import SampleFailure
 from rollout_svc.events import EventBus, GroupAdmitted, GroupSettled, ProducerWaiting
 from rollout_svc.gate import Gate
-from rollout_svc.group import Group, Prompt
+from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
 from rollout_svc.producer.lines import prompt_id
 from rollout_svc.producer.schedule import Counts, Decision, decide, next_task
 from rollout_svc.producer.sources import PromptSource
+from rollout_svc.prompt import Prompt
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.tally import Tally

@@ -114,7 +114,7 @@ class IteratorSource(_Ahead):
     def _read(self) -> list[Mapping[str, Any]]:
         lines: list[Mapping[str, Any]] = []
         for line in islice(self._iterator, _STRETCH):
-            problem = check_line(line, has_tokenizer=self._has_tokenizer)
+            problem = check_line(line, has_tokenizer=self._has_tokenizer) or _not_json(line)
             if problem is not None:
                 raise ConfigError.at(".".join((self._where, str(self._count), problem[0])).rstrip("."), problem[1])
             self._count += 1
@@ -199,6 +199,15 @@ def _index(path: Path, *, has_tokenizer: bool, where: str) -> array[int]:
     if not offsets:
         raise ConfigError.at(where, f"{path} has no prompts")
     return offsets
+
+
+def _not_json(line: Any) -> tuple[str, str] | None:
+    """A line that did not come as JSON has to become some: it leaves with its batch."""
+    try:
+        orjson.dumps(line)
+    except TypeError as error:
+        return "", f"cannot be written as JSON: {error}"
+    return None
 
 
 def _check_raw(raw: bytes, at: str, *, has_tokenizer: bool, where: str) -> None:

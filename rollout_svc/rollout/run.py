@@ -35,6 +35,7 @@ from rollout_svc.tokens import TextCodec
 __all__ = ["GroupRun", "Member", "Owner", "Tools"]
 
 _S: Final = SampleStatus
+_JUDGEABLE: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class GroupRun:
         samples = self.group.samples
         if self.group.complete:
             self.putting = self._tools.tasks.spawn(f"put:{self.group.group_id}", self._put())
-        elif self.runtime.desk.by_group and all(s.status in (_S.GENERATED, _S.JUDGING) for s in samples):
+        elif self.runtime.desk.by_group and all(sample.status in _JUDGEABLE for sample in samples):
             lead = Member(samples[0], samples[0].attempt, "judging", asyncio.get_running_loop().time())
             self.members[samples[0].sample_id] = lead
             lead.task = self._tools.tasks.spawn(f"judge-group:{self.group.group_id}", self._judge_group())
@@ -282,14 +283,15 @@ class GroupRun:
             views = [await self._view(sample, attempt) for sample, attempt in zip(samples, attempts, strict=True)]
             rewards = await self._tools.judging.judge(desk, self.group.lane, views)
             for sample, attempt, reward in zip(samples, attempts, rewards, strict=True):
-                sample.grade(attempt, reward.value, reward.parts)
+                if sample.status is not _S.COMPLETED:
+                    sample.grade(attempt, reward.value, reward.parts)
         except Interrupted:
             return  # handed back by _evaluate: every member goes on at its judge
         except StaleAttempt:
             return
         except SampleFailure as failure:
             for sample in samples:
-                if not self.closed:
+                if not self.closed and sample.status is not _S.COMPLETED:
                     self._count_failure(sample, failure)
 
     async def _view(self, sample: Sample, attempt: int) -> JudgedSample:

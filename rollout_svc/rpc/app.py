@@ -173,14 +173,11 @@ async def _resume(request: web.Request) -> web.Response:
 
 async def _take_batch(request: web.Request) -> web.Response:
     body = await _body(request, bodies.Batch)
-    batch = await request.app[SERVICE].take_batch(body.step, body.groups, body.timeout_s, body.ack)
-    # Encoded group by group with the loop's other work in between: one dumps of a large batch would hold it.
-    head = orjson.dumps({key: value for key, value in batch.items() if key != "groups"})
-    parts = [head[:-1], b',"groups":[']
-    for index, group in enumerate(batch["groups"]):
-        parts.append((b"," if index else b"") + orjson.dumps(group))
-        await asyncio.sleep(0)
-    parts.append(b"]}")
+    batch = await request.app[SERVICE].lease_batch(body.step, body.groups, body.timeout_s, body.ack)
+    parts: list[bytes] = []
+    for part in batch.encoded():
+        parts.append(part)
+        await asyncio.sleep(0)  # a large batch must not hold the loop
     return web.Response(body=b"".join(parts), content_type="application/json")
 
 

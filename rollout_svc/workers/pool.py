@@ -23,7 +23,7 @@ from rollout_svc.engines import Completion, GenerateRequest, Reply, Transport
 from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, WorkerFailure
 from rollout_svc.events import EventBus, RequestAborted, RequestFinished, RequestRetried, WorkerChanged
 from rollout_svc.gate import LANES, Gate, Lane
-from rollout_svc.group import Prompt
+from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner

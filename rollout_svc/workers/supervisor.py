@@ -191,6 +191,8 @@ class Supervisor:
             return  # drained or declared dead meanwhile
         if kept_out is None:
             worker.probe_failures = 0
+            if worker.breaker.state == "open":
+                worker.breaker.half_open()
             worker.become(WorkerState.ACTIVE, "in traffic")
         elif worker.quarantine is None or worker.quarantine.kind != "version":
             worker.put_in_quarantine("version", kept_out)

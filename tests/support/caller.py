@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_svc.agent import AgentContext, OnPause
+from rollout_svc.agent import AgentContext, OnPause, Turn
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion
 from rollout_svc.gate import Gate, Lane
-from rollout_svc.group import Prompt
 from rollout_svc.ledger import Ledger
+from rollout_svc.prompt import Prompt
 from rollout_svc.sample import FinishReason, Sample, VersionSpan
 from rollout_svc.signals import GateSignals
 from tests.support.groups import make_prompt, make_sample
@@ -113,3 +113,8 @@ class Table:
             return step
 
         return run
+
+
+def told(turn: Turn) -> tuple[list[int], list[float], str]:
+    """A turn as its three parts."""
+    return turn.ids, turn.logprobs, turn.finish_reason
