@@ -89,6 +89,6 @@ def _config(engine_url: str, in_flight: int) -> dict[str, Any]:
             "over_sample_threshold": 0.0,
             "max_batch_per_worker": in_flight,
             "allow_over_concurrency_ratio": 1.0,
-            "max_staleness": 7,
+            "max_staleness": 2,
         },
     }
