@@ -138,6 +138,11 @@ async def test_a_task_that_swallows_cancellation_is_fenced_and_named() -> None:
         assert made.service.status()["ledger"]["late_discarded"] >= 1
         assert sample.response_ids == [1, 2]
         assert made.worker().state is WorkerState.ACTIVE
+        await made.resume()
+        await engine.wait_requests(2)
+        engine.release(tokens=[5])
+        [record] = (await made.take())["groups"][0]["samples"]
+        assert record["response_ids"] == [5, 1]  # its turn was whole, so its loop began again, from nothing
 
 
 async def test_a_black_holed_engine_does_not_hold_the_pause() -> None:

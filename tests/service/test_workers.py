@@ -13,6 +13,7 @@ from rollout_svc.events import ProducerWaiting, RequestRetried, SampleFailed, Wo
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_sglang import Call, Cut, FakeSGLang, Reply, Reset, Status
 from tests.support.faults import Fault
+from tests.support.loops import TOOL_IDS
 from tests.support.stage import PROMPT, Stage, lines, stage
 
 WORKER_FAULTS: dict[str, Fault] = {
@@ -234,6 +235,28 @@ async def test_a_worker_that_dies_gives_its_requests_to_the_other() -> None:
         assert not made.of(SampleFailed)
         living.release(tokens=1)
         assert len((await made.take(groups=4))["groups"]) == 4
+
+
+async def test_a_loop_that_begins_again_begins_from_nothing() -> None:
+    """An agent past its first turn whose engine dies is run anew: no turn is in its answer twice, and it is counted."""
+
+    def answer(call: Call) -> Reply | None:
+        return Reply(tokens=[len(call.prompt_ids)]) if len(call.prompt_ids) == 4 or made.agent.runs > 1 else None
+
+    agent = {"path": "tests.support.loops:ToolUser"}
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, agent=agent) as made:
+        made.agent.go_on.set()
+        engine.answer = answer
+        await made.push(1)
+        await engine.wait_requests(2)
+        for _ in range(4):  # as often as one call is tried
+            await engine.wait_running(1)
+            engine.release(fate=Status(503))
+        batch = await made.take()
+        [sample] = batch["groups"][0]["samples"]
+        assert sample["response_ids"] == [4, *TOOL_IDS, 7]
+        assert sample["loss_mask"] == [1, 0, 0, 1]
+        assert (made.agent.runs, batch["metrics"]["redone"], batch["metrics"]["continued"]) == (2, 1, 0)
 
 
 async def test_a_silent_worker_is_declared_dead_and_its_requests_move() -> None:
