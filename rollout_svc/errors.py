@@ -175,6 +175,11 @@ class BadRequest(ServiceError):
     status = 400
     default_type = "bad_request"
 
+    @classmethod
+    def at(cls, path: str, message: str) -> Self:
+        """Make the error for a single problem."""
+        return cls(f"{path}: {message}", detail=[{"path": path, "message": message}])
+
 
 class Unauthorized(ServiceError):
     """Raised when the bearer token of a call is missing or wrong."""

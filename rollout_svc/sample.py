@@ -249,6 +249,13 @@ class Sample:
             for token in segment.ids
         ]
 
+    @property
+    def restarts(self) -> bool:
+        """Whether handing it out drops its tokens: only a first turn can be gone on with in another run of the loop."""
+        if self.status is not SampleStatus.ABORTED or self.resume_at != "generate":
+            return False
+        return self.turn > 0 or not all(segment.by_model for segment in self.segments)
+
     # -- writing ---------------------------------------------------------------------------------------------
 
     def check(self, attempt: int) -> None:
@@ -302,7 +309,8 @@ class Sample:
     def hand_out(self) -> int:
         """Give the sample to a task: a new attempt, and GENERATING or JUDGING; returns the attempt.
 
-        A sample that was aborted after its engine had finished gets the engine's finish reason back.
+        A sample that was aborted after its engine had finished gets the engine's finish reason back. One whose agent
+        loop was past its first turn is redone: the loop begins again, and would add its turns to those it made before.
 
         Raises:
             IllegalTransition: the sample is neither INIT nor ABORTED; the attempt in force stays so.
@@ -315,6 +323,8 @@ class Sample:
                 self.finish_reason = "length" if self.engine_finish_reason in ("length", "abort") else "stop"
             self.transition(self.attempt, SampleStatus.JUDGING)
         else:
+            if self.restarts:
+                self.transition(self.attempt, SampleStatus.INIT, reason="restarted")
             self.finish_reason = None
             self.transition(self.attempt, SampleStatus.GENERATING)
         return self.attempt

@@ -215,25 +215,32 @@ class RolloutService:
         self._check_running()
         mode = mode or self.config.pause.mode
         if mode != "abort":
-            raise BadRequest(f"mode: {mode!r} is not supported by this version; use 'abort'")
+            raise BadRequest.at("mode", f"{mode!r} is not supported by this version; use 'abort'")
         deadline = self.config.pause.deadline_s if deadline_s is None else deadline_s
         if not (math.isfinite(deadline) and deadline > 0):
-            raise BadRequest("deadline_s: expected a finite number greater than 0")
+            raise BadRequest.at("deadline_s", "expected a finite number greater than 0")
         wanted = tuple(lanes)
         if not wanted or not set(wanted) <= set(LANES):
-            raise BadRequest(f"lanes: expected some of {', '.join(LANES)}, not {list(wanted)}")
+            raise BadRequest.at("lanes", f"expected some of {', '.join(LANES)}, not {list(wanted)}")
         return await self.parts.pauses.pause(mode=mode, deadline_s=deadline, lanes=wanted, if_ticket=if_ticket)
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open the gate again; waits for a pause under way. With `weight_version`: only if every worker reports it."""
         self._check_running()
-        self.parts.pauses.check_resume(ticket)
-        if self._updating is not None:
-            await asyncio.wait({self._updating})
-        if weight_version is not None:
-            await self._assert_version(weight_version)
-        await self.parts.pauses.resume(ticket)
-        return self.status()
+        pauses = self.parts.pauses
+        pauses.check_resume(ticket)
+        while True:
+            await pauses.report()
+            if self._updating is not None:
+                await asyncio.wait({self._updating})
+                continue
+            if weight_version is not None:
+                await self._assert_version(weight_version)
+            # What was awaited may have changed everything: the gate opens in the step that found nothing under way.
+            self._check_running()
+            if self._updating is None and not pauses.climbing:
+                pauses.resume(ticket)
+                return self.status()
 
     async def _assert_version(self, version: int) -> None:
         active = self.parts.pool.active
@@ -270,13 +277,14 @@ class RolloutService:
     async def put_prompts(self, task: str, prompts: list[Any]) -> dict[str, int]:
         """Add prompts to a task that is fed by push; the same id is accepted once."""
         self._check_alive()
+        producer = self.parts.producer
         source = self.prepared.sources.get(task)
         if source is None:
             raise NotFound(f"no task {task!r}", detail={"tasks": sorted(self.prepared.sources)})
         if not isinstance(source, PushSource):
             raise Conflict(f"task {task!r} does not take prompts: its prompts.push is not true")
         accepted = source.push(prompts)
-        self.parts.producer.wake()
+        producer.wake()
         return {"accepted": accepted}
 
     def _hopeless(self, groups: int) -> bool:
@@ -306,9 +314,9 @@ class RolloutService:
         self._check_running()
         kind, path = source.get("kind"), source.get("path")
         if kind not in ("disk", "external"):
-            raise BadRequest(f"source.kind: {kind!r} is not supported by this version; use 'disk' or 'external'")
+            raise BadRequest.at("source.kind", f"{kind!r} is not supported by this version; use 'disk' or 'external'")
         if kind == "disk" and not path:
-            raise BadRequest("source.path: needed for kind 'disk'")
+            raise BadRequest.at("source.path", "needed for kind 'disk'")
         if self._updating is not None:
             raise Conflict("another weight update is under way", type="updating")
         work = self._update(version, Source(kind, path if kind == "disk" else None), pause)
@@ -332,15 +340,12 @@ class RolloutService:
         if was_running:
             if pause is None:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
+            _refuse_undrained(pause.get("lanes", LANES))
             await self.pause(**pause)
-        undrained = [lane for lane in LANES if lane not in pauses.drained]
-        if undrained:
-            raise Conflict(
-                f"lane {', '.join(undrained)} is not drained", type="not_drained", detail={"lanes": undrained}
-            )
+        _refuse_undrained(pauses.drained)
         record = await self.parts.updater.update(version, source)
-        if was_running:
-            await pauses.resume()
+        if was_running and self._phase == "running":
+            pauses.resume()
         return record
 
     # -- concurrency and workers -----------------------------------------------------------------------------
@@ -383,6 +388,13 @@ class RolloutService:
         self._check_alive()
         self.fleet.remove(worker_id)
         return {"id": worker_id, "state": str(WorkerState.DRAINING)}
+
+
+def _refuse_undrained(drained: Iterable[Lane]) -> None:
+    """Raise Conflict for the lanes that weights would find running."""
+    undrained = [lane for lane in LANES if lane not in drained]
+    if undrained:
+        raise Conflict(f"lane {', '.join(undrained)} is not drained", type="not_drained", detail={"lanes": undrained})
 
 
 def _bad_request(problems: Iterable[Problem]) -> BadRequest:

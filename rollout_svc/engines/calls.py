@@ -62,6 +62,7 @@ class Completion:
         engine_finish_reason: in the engine's.
         spans: weight versions over `ids`; None where the label is no integer or the engine reports none.
         request_id: the wire id the engine says this answers; None where it does not say.
+        labelled: the engine said which weights it has; a label that is no integer is version None.
         late: the lane's epoch closed before this was parsed.
         worker: id of the worker that answered.
     """
@@ -72,6 +73,7 @@ class Completion:
     engine_finish_reason: str
     spans: tuple[VersionSpan, ...]
     request_id: str | None = None
+    labelled: bool = False
     late: bool = False
     worker: str = ""
 
@@ -83,6 +85,14 @@ class EngineInfo:
     weight_label: str | None
     capabilities: tuple[str, ...] = ()
     version: str | None = None
+
+    @property
+    def weight_version(self) -> int | None:
+        """The version the label means; None for labels that are no integer (a fresh SGLang says `default`)."""
+        try:
+            return None if self.weight_label is None else int(self.weight_label)
+        except ValueError:
+            return None
 
 
 class Dialect(Protocol):

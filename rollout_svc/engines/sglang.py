@@ -107,6 +107,7 @@ class SGLangDialect:
             engine_finish_reason=finish,
             spans=_spans(meta, len(ids)),
             request_id=meta.get("id"),
+            labelled=meta.get("weight_version") is not None,
         )
 
     # -- control ---------------------------------------------------------------------------------------------

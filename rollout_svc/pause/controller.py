@@ -84,15 +84,22 @@ class PauseController:
         assert climbing is not None  # noqa: S101 - there is one exactly while there is a climb
         return await asyncio.shield(climbing)
 
-    async def resume(self, ticket: int | None = None) -> None:
-        """Open what is closed; waits for the report of a pause that is under way.
+    @property
+    def climbing(self) -> bool:
+        """Whether a pause is under way."""
+        return self._climbing is not None
+
+    async def report(self) -> None:
+        """Wait until no pause is under way."""
+        while self._climbing is not None:
+            await asyncio.wait({self._climbing})
+
+    def resume(self, ticket: int | None = None) -> None:
+        """Open what is closed; the caller has waited for the report of a pause that was under way.
 
         Raises:
             Conflict: `ticket` is not the current one.
         """
-        self.check_resume(ticket)
-        while self._climbing is not None:
-            await asyncio.wait({self._climbing})
         self.check_resume(ticket)
         if self.state == "running":
             return

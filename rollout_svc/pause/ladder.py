@@ -227,12 +227,12 @@ class Ladder:
     # -- the end ---------------------------------------------------------------------------------------------
 
     async def _confirm_idle(self, climb: Climb) -> bool:
-        """Ask every engine for its own count, side by side, until it is 0 or the time is up.
+        """Ask every engine for its own count, and abort what it still has, until it is 0 or the time is up.
 
         Returns:
             Whether that is the end: False when a join brought lanes that have to be climbed for as well.
         """
-        climb.over.set()  # every call has ended or was cancelled: there is nothing left to abort
+        climb.over.set()  # every call has ended or was cancelled: what is left to abort is the engines' own
         lanes = climb.lanes
         workers = [w for w in self._pool.workers.values() if w.worker_id in climb.tallies and w.state in _COUNTED]
         asking = [self._tasks.spawn(f"count:{w.worker_id}", self._count(w, climb)) for w in workers]
@@ -268,6 +268,9 @@ class Ladder:
             if tally.residual == 0:
                 climb.unconfirmed.pop(worker.worker_id, None)
                 return
+            if count and not worker.calls:
+                # It runs on what we do not wait for any more: a connection broke, or a call was cancelled.
+                await self._pool.abort(worker, None, max(_COUNT_POLL_S, _last_look(climb) - loop.time()))
             if worker.worker_id not in climb.unconfirmed and (count is None or worker.quarantine is not None):
                 # Every request of this pause was answered. That it cannot count now is said by `residual: null`;
                 # what an earlier pause left running there is named again, and its way back is the quarantine's.

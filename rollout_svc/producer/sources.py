@@ -145,7 +145,7 @@ class PushSource:
             problem = check_line(line, has_tokenizer=self._has_tokenizer)
             if problem is not None:
                 path = f"prompts.{index}.{problem[0]}".rstrip(".")
-                raise BadRequest(f"{path}: {problem[1]}", detail=[{"path": path, "message": problem[1]}])
+                raise BadRequest.at(path, problem[1])
         accepted = 0
         for line in lines:
             name = prompt_id(line)

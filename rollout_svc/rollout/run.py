@@ -124,7 +124,9 @@ class GroupRun:
 
     def _launch(self, sample: Sample) -> None:
         if sample.status in (_S.INIT, _S.ABORTED):
-            if sample.segments:
+            if sample.restarts:
+                self._tools.tally.redone += 1
+            elif sample.segments:
                 self._tools.tally.continued += 1
             attempt = sample.hand_out()
         else:

@@ -95,7 +95,8 @@ async def _authorise(request: web.Request, handler: Handler) -> web.StreamRespon
     token = request.app[TOKEN]
     if token and request.path not in _OPEN_PATHS:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        # Headers are any bytes; those that are no UTF-8 arrive as surrogates, and must not be an error of ours.
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {token}".encode()):
             return _json(_error("unauthorized", "this call needs the service's bearer token"), 401)
     return await handler(request)
 

@@ -4,6 +4,7 @@ Invariants:
 
 - `version` is a number engines reported or were labelled with by us; it is never a wish.
 - A worker enters traffic only with the fleet's version, confirmed by the worker itself.
+- A label that is no integer means the weights of the start: `initial_version`, and no other, may be set over it.
 - Only an update from `disk` can be replayed to a worker that missed it.
 - No worker is admitted while an update is under way, nor on the strength of a version that has changed since.
 """
@@ -20,7 +21,7 @@ from rollout_svc.engines import EngineInfo, Transport
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.workers.worker import Worker
 
-__all__ = ["Fleet", "Source", "integer_label"]
+__all__ = ["Fleet", "Source"]
 
 _LABEL_S: Final = 10.0  # seconds for setting or reading a label
 
@@ -33,19 +34,12 @@ class Source:
     path: str | None = None
 
 
-def integer_label(label: str | None) -> int | None:
-    """The version a label means; None for labels that are no integer (a fresh SGLang says `default`)."""
-    try:
-        return None if label is None else int(label)
-    except ValueError:
-        return None
-
-
 class Fleet:
     """The fleet's weight version, and admission to it."""
 
     def __init__(self, *, transport: Transport, initial_version: int, update_timeout_s: float) -> None:
         self.version = initial_version
+        self._initial_version = initial_version
         self.source: Source | None = None
         self._settled = asyncio.Event()
         self._settled.set()
@@ -70,7 +64,7 @@ class Fleet:
         Returns:
             None when the worker may get traffic in this very step, else why not.
         """
-        worker.version = integer_label(info.weight_label)
+        worker.version = info.weight_version
         while True:
             await self._settled.wait()
             if worker.version is not None and self.source is None and not self._anyone:
@@ -89,7 +83,7 @@ class Fleet:
 
     async def _bring_up(self, worker: Worker) -> str | None:
         label, target = worker.version, self.version
-        if label is None and self.source is None:
+        if label is None and self.source is None and target == self._initial_version:
             await self.set_label(worker, target)
         elif self.source is not None and self.source.path is not None:
             if worker.calls:
@@ -97,7 +91,7 @@ class Fleet:
             await self.load(worker, self.source.path, target)
         else:
             has = "unlabelled weights" if label is None else f"version {label}"
-            return f"it has {has}, the fleet is at version {target}, and that update cannot be replayed"
+            return f"it has {has}, the fleet is at version {target}, and that cannot be replayed"
         if worker.version != target:
             return f"it reports version {worker.version} after being brought to {target}"
         return None
@@ -122,4 +116,4 @@ class Fleet:
     async def read_label(self, worker: Worker) -> None:
         """Ask the engine which version it has; raises WorkerFailure."""
         reply = await self._transport.control(worker.endpoint, worker.dialect.info(), _LABEL_S)
-        worker.version = integer_label(worker.dialect.parse_info(reply).weight_label)
+        worker.version = worker.dialect.parse_info(reply).weight_version

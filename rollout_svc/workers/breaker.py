@@ -3,7 +3,7 @@
 Invariants:
 
 - Pure: the time is passed in, and so is the random source of the jitter.
-- One poison sample cannot open it: soft failures count once per sample since the last success.
+- One poison prompt cannot open it: soft failures count once per witness (a group) since the last success.
 - The back-off doubles from `BASE_S` up to `CAP_S` while trials fail, and starts over after a success.
 """
 
@@ -37,14 +37,20 @@ class Breaker:
     def __repr__(self) -> str:
         return f"<Breaker {self.state} failures={self.failures} opened={self.opened}>"
 
-    def failed(self, now: float, sample_id: str, *, hard: bool) -> bool:
-        """Count a failure; returns whether the breaker opened by it."""
+    def failed(self, now: float, witness: str, *, hard: bool) -> bool:
+        """Count a failure; returns whether the breaker opened by it.
+
+        Args:
+            now: clock seconds.
+            witness: who met it; what one witness meets again and again may be its own fault.
+            hard: the worker is at fault for certain, whoever says so.
+        """
         if self.state == "open":
             return False
         if self.state == "closed":
-            if not hard and sample_id in self._seen:
+            if not hard and witness in self._seen:
                 return False
-            self._seen.add(sample_id)
+            self._seen.add(witness)
             self.failures += 1
             if self.failures < THRESHOLD:
                 return False

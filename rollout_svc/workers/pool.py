@@ -227,11 +227,27 @@ class WorkerPool:
             raise SampleFailure(
                 "invalid_response", f"{len(completion.ids)} tokens, but only {request.max_tokens} were asked for"
             )
+        self._refuse_other_weights(worker, completion)
         completion.late = call.epoch != self._gate.epoch(call.lane)
         if completion.finish_reason == "abort" and not completion.ids and not completion.late:
             raise WorkerFailure("engine_abort", f"{worker.worker_id} aborted a request that nobody asked it to abort")
         completion.worker = worker.worker_id
         return completion
+
+    @staticmethod
+    def _refuse_other_weights(worker: Worker, completion: Completion) -> None:
+        """An engine that was restarted in silence answers with what it started with: it is out until it is looked at.
+
+        Weights change only while nothing of ours runs there, so an answer has the version the worker was let in with.
+        """
+        if not completion.labelled or not completion.spans or worker.version is None:
+            return
+        found = completion.spans[-1].version
+        if found != worker.version:
+            message = f"{worker.worker_id} answered under version {found}; it was let in with {worker.version}"
+            if worker.state is WorkerState.ACTIVE:
+                worker.put_in_quarantine("version", message)
+            raise WorkerFailure("odd_version", message)
 
     def _answered(self, worker: Worker, call: EngineCall, completion: Completion) -> None:
         worker.answered += 1
@@ -255,9 +271,12 @@ class WorkerPool:
         sample.worker_failures.append((worker.worker_id, worker.answered))
         if failure.accepted and failure.kind != "connection":
             self._abort_at_engine(worker, call, "worker_dead")
-        opened = worker.breaker.failed(asyncio.get_running_loop().time(), call.sample_id, hard=failure.hard)
+        # By group: the samples of one poison prompt are one witness, however many they are.
+        opened = worker.breaker.failed(asyncio.get_running_loop().time(), sample.group_id, hard=failure.hard)
         if opened and worker.state is WorkerState.ACTIVE:
             worker.become(WorkerState.RECOVERING, str(failure))
+        elif failure.kind == "connection":
+            worker.doubt()
 
     def _refuse_poison(self, sample: Sample, failure: WorkerFailure) -> None:
         """Fail a sample that kept failing on workers which answered others meanwhile."""

@@ -96,12 +96,21 @@ class Supervisor:
                 await self._let_in(worker, info)
 
     async def _watch(self, worker: Worker) -> None:
-        """ACTIVE: ping; an engine that refuses connections, or stays silent, is dead."""
-        await _attention(worker, _PROBE_S)
+        """ACTIVE: ping; an engine that refuses connections, or stays silent, is dead.
+
+        One whose connection broke is asked for its weights instead, at once: it may be another process by now.
+        """
+        if not worker.unsure:
+            await _attention(worker, _PROBE_S)
+        elif worker.probe_failures:
+            await _attention(worker, _FIRST_REACH_S)
         if worker.state is not WorkerState.ACTIVE:
             return
         try:
-            await self._transport.control(worker.endpoint, worker.dialect.ping(), CONTROL_TIMEOUT_S)
+            if worker.unsure:
+                self._assure(worker, await self._info(worker))
+            else:
+                await self._transport.control(worker.endpoint, worker.dialect.ping(), CONTROL_TIMEOUT_S)
         except WorkerFailure as failure:
             refused = failure.kind == "connection" and not failure.accepted
             worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
@@ -109,6 +118,17 @@ class Supervisor:
                 self._declare_dead(worker, str(failure))
         else:
             worker.probe_failures = 0
+
+    def _assure(self, worker: Worker, info: EngineInfo) -> None:
+        """Give an engine that still has its weights its traffic back, and take any other out."""
+        if worker.state is not WorkerState.ACTIVE:
+            return
+        if info.weight_version == worker.version:
+            worker.unsure = False
+            self._pool.changed()
+        else:
+            label = info.weight_label
+            worker.put_in_quarantine("version", f"it was restarted: it reports {label}, not {worker.version}")
 
     def _declare_dead(self, worker: Worker, reason: str) -> None:
         worker.breaker.trip(asyncio.get_running_loop().time())

@@ -129,6 +129,7 @@ class Worker:
         "reason",
         "residual",
         "state",
+        "unsure",
         "version",
         "worker_id",
     )
@@ -161,6 +162,7 @@ class Worker:
         self.residual: int | None = None
         self.quarantine: Quarantine | None = None
         self.held = False
+        self.unsure = False
         self.attention = asyncio.Event()
         self._on_change = on_change
 
@@ -170,7 +172,7 @@ class Worker:
     @property
     def accepts(self) -> bool:
         """Whether a new request may be sent now."""
-        if self.state is not WorkerState.ACTIVE or self.held:
+        if self.state is not WorkerState.ACTIVE or self.held or self.unsure:
             return False
         limit = self.limit if self.breaker.state == "closed" else min(1, self.limit)
         return len(self.calls) < limit
@@ -190,8 +192,14 @@ class Worker:
             self.quarantine = Quarantine(kind, asyncio.get_running_loop().time())
         self.become(WorkerState.QUARANTINED, reason)
 
+    def doubt(self) -> None:
+        """A connection broke: it may have been restarted, so nothing is sent before its weights were looked at."""
+        self.unsure = True
+        self.attention.set()
+
     def become(self, state: WorkerState, reason: str) -> None:
         """Change state, say why, and wake whoever looks after this worker."""
+        self.unsure = False
         if state is not WorkerState.QUARANTINED:
             self.quarantine = None
         before = self.state

@@ -81,7 +81,7 @@ def make_config(*engines: FakeSGLang | str | Mapping[str, Any], **sections: Any)
         "service": {"port": 0},
         "workers": workers,
         "start_timeout_s": WAIT_S,
-        "tasks": [task],
+        "tasks": sections.pop("tasks", [task]),
         "trainer": trainer | sections.pop("trainer", {}),
         "pause": pause | sections.pop("pause", {}),
     }
