@@ -4,6 +4,10 @@ An agent loop is any object with
 
     async def run(self, sample: Sample, ctx: AgentContext) -> Sample
 
+and may carry `on_pause` (`park` unless it says otherwise) and `one_turn` (false unless it says otherwise): where one
+turn is all there is, an answer that came whole but late goes straight to the judge. A loop that is run again goes on in
+its first turn from the tokens it has; one that had got further begins again from the prompt.
+
 It calls `ctx.generate(ids)` once per turn, with the whole prefix as token ids, and returns the sample. Tokens are
 recorded by `generate` itself, under the attempt this context was made for.
 
@@ -94,6 +98,7 @@ class AgentContext:
         "cut",
         "lane",
         "on_pause",
+        "one_turn",
         "prompt",
         "sampling",
         "turns",
@@ -108,6 +113,7 @@ class AgentContext:
         lane: Lane,
         sampling: SamplingConfig,
         on_pause: OnPause,
+        one_turn: bool,
         engines: EngineCaller,
         signals: GateSignals,
         on_parked: Callable[[], None],
@@ -116,6 +122,7 @@ class AgentContext:
         self.lane: Lane = lane
         self.sampling = sampling
         self.on_pause: OnPause = on_pause
+        self.one_turn = one_turn
         self.turns = 0
         self._cuts = 0
         self.calling = False
@@ -166,7 +173,8 @@ class AgentContext:
                 return self._whole_turn(finish)
             sample.finish_reason = "abort"
             if self.on_pause == "abort":
-                self.cut = "generate" if finish == "abort" else "judge"
+                # A late whole answer is the whole sample only where one turn is all there is.
+                self.cut = "judge" if finish != "abort" and self.one_turn else "generate"
                 raise Interrupted(f"{sample.sample_id}: the turn was cut")
             await self._park()
             if finish != "abort":

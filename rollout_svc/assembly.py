@@ -29,8 +29,8 @@ from rollout_svc.pause.ladder import Ladder
 from rollout_svc.plan import Plan, make_plan
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, make_source
+from rollout_svc.rollout.member import Tools
 from rollout_svc.rollout.registry import Rollouts
-from rollout_svc.rollout.run import Tools
 from rollout_svc.rollout.runtime import TaskRuntime, make_runtimes
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.signals import GateSignals

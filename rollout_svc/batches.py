@@ -122,6 +122,9 @@ class Batches:
         """
         started = asyncio.get_running_loop().time()
         expired = tuple(batch_id for batch_id in ack if not self._acknowledge(batch_id))
+        again = self._buffer.leased_at(step)
+        if again is not None:  # it waits for nothing, so not for its turn either
+            return replace(self._leased[again.batch_id], ack_expired=expired)
         wake = asyncio.Event()
         self._takers.append(wake)
         try:

@@ -47,11 +47,18 @@ class Concurrency:
         return plan
 
     def add(self, config: WorkerConfig) -> str:
-        """Add an engine and follow the plan of the larger fleet; returns the new worker's id."""
+        """Add an engine and follow the plan of the larger fleet; returns the new worker's id.
+
+        Raises:
+            Conflict: there is a worker at that url.
+            ConfigError: the larger fleet's plan is impossible on this machine; nothing has changed.
+        """
         pool = self._parts.pool
         if any(worker.endpoint.url == config.url for worker in pool.workers.values()):
             raise Conflict(f"there is a worker at {config.url} already", type="duplicate")
         worker_id = f"w{self._next_worker}"
+        batches = self._max_batches() | {worker_id: config.max_batch}
+        raise_open_file_limit(make_plan(self.trainer, batches, self._limits))
         self._next_worker += 1
         worker = make_worker(worker_id, config, pool, self._rng)
         pool.add(worker)

@@ -160,12 +160,18 @@ class Judging:
         self._processes = processes
         self._desks: list[JudgeDesk] = []
         self._calls: dict[JudgeCall, None] = {}
+        self._clinging: dict[JudgeCall, None] = {}
         gate.subscribe(self._gate_changed)
 
     @property
     def calls(self) -> tuple[JudgeCall, ...]:
         """Calls under way, oldest first."""
         return tuple(self._calls)
+
+    @property
+    def clinging(self) -> tuple[JudgeCall, ...]:
+        """Calls that ended for their caller while the judger still runs, its cancellation swallowed or not yet met."""
+        return tuple(self._clinging)
 
     def pending(self, lanes: Iterable[Lane]) -> int:
         """Number of calls under way in these lanes."""
@@ -247,6 +253,8 @@ class Judging:
             call.timer.cancel()
         if not call.work.done():
             call.work.cancel()
+            self._clinging[call] = None
+            call.work.add_done_callback(lambda _: self._clinging.pop(call, None))
         if not call.outcome.done():
             call.outcome.cancel()
 

@@ -25,7 +25,8 @@ from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.rpc.server import serve_http
-from rollout_svc.service import RolloutService, StartTimeout
+from rollout_svc.service import RolloutService
+from rollout_svc.startup import StartTimeout
 
 __all__ = ["EXIT_BAD_CONFIG", "EXIT_FAILED", "EXIT_OK", "serve"]
 
@@ -63,7 +64,7 @@ async def _serve(config: Config, level: Level) -> int:
             return await _run(service, url, stop, failed)
         finally:
             await service.stop()
-            _log.info("service.stopped")
+            _log.info("service.stopped", survivors=service.survivors)
 
 
 async def _run(service: RolloutService, url: str, stop: asyncio.Event, failed: asyncio.Event) -> int:

@@ -31,27 +31,22 @@ from rollout_svc.errors import (
     NotFound,
     NotNow,
     Problem,
-    RolloutError,
-    WorkerFailure,
 )
-from rollout_svc.events import ComponentDied, EnginesLoading, EventBus
+from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
+from rollout_svc.startup import wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of
+from rollout_svc.tasks import wait_until
 from rollout_svc.weights.fleet import Source
-from rollout_svc.workers.worker import Worker, WorkerState
+from rollout_svc.workers.worker import WorkerState
 
-__all__ = ["RolloutService", "StartTimeout", "State"]
+__all__ = ["RolloutService", "State"]
 
 State = Literal["starting", "running", "pausing", "paused", "resuming", "stopping", "failed"]
 
-_PROGRESS_S: Final = 5.0  # seconds between two words about engines that are still loading
 _STOP_MARGIN_S: Final = 5.0  # seconds for what is left to end after the last pause
-
-
-class StartTimeout(RolloutError):
-    """Raised when engines did not answer within `start_timeout_s`; names them."""
 
 
 class RolloutService:
@@ -82,6 +77,9 @@ class RolloutService:
         self._parts: Parts | None = None
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
+        self.survivors: tuple[str, ...] = ()
+        self._stopping: asyncio.Task[None] | None = None
+        self._resuming = 0
         self._updating: asyncio.Task[dict[str, Any]] | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -109,7 +107,8 @@ class RolloutService:
             return "stopping"
         if self._phase != "running":
             return "starting"
-        return self.parts.pauses.state
+        state = self.parts.pauses.state
+        return "resuming" if self._resuming and state == "paused" else state
 
     async def start(self) -> None:
         """Make the parts and begin to reach the engines; returns at once."""
@@ -136,48 +135,40 @@ class RolloutService:
         Raises:
             StartTimeout: some did not answer within `start_timeout_s`; they are named.
         """
-        parts = self.parts
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-        parts.pool.subscribe(changed.set)
-        started = loop.time()
-        deadline = started + self.config.start_timeout_s
-        while self._phase == "starting":
-            starting = [w for w in parts.pool.workers.values() if w.state is WorkerState.STARTING]
-            if not starting:
-                self._phase = "running"
-                parts.gate.open(LANES)
-                return
-            if loop.time() >= deadline:
-                silent = "; ".join(f"{w.worker_id} at {w.endpoint.url}: {w.reason}" for w in starting)
-                raise StartTimeout(f"no answer within start_timeout_s = {self.config.start_timeout_s:g} s: {silent}")
-            changed.clear()
-            try:
-                async with asyncio.timeout_at(min(deadline, loop.time() + _PROGRESS_S)):
-                    await changed.wait()
-            except TimeoutError:
-                self._tell_loading(starting, loop.time() - started)
-
-    def _tell_loading(self, starting: list[Worker], elapsed_s: float) -> None:
-        waiting = {worker.worker_id: f"{worker.endpoint.url}: {worker.reason}" for worker in starting}
-        answered = len(self.parts.pool.workers) - len(starting)
-        self.bus.emit(EnginesLoading(waiting, answered, round(elapsed_s, 1), self.config.start_timeout_s))
+        await wait_for_engines(self.parts.pool, self.bus, self.config.start_timeout_s)
+        if self._phase == "starting":
+            self._phase = "running"
+            self.parts.gate.open(LANES)
 
     async def stop(self) -> None:
-        """Drain under the pause deadline, then end every task, socket and process; idempotent."""
-        if self._parts is None or self._phase in ("stopping", "stopped"):
+        """Drain under the pause deadline, then end every task, socket and process.
+
+        Idempotent: every caller waits for the one stop, and it is done when this returns. A caller that is cancelled
+        ends its own wait alone.
+        """
+        if self._parts is None:
             self._phase = "stopped"
             return
-        parts = self._parts
-        self._phase = "stopping"
-        if not parts.pauses.closed.issuperset(LANES) or parts.pauses.state == "pausing":
-            await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
+        if self._stopping is None:
+            self._phase = "stopping"
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(self._parts), name="stop")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, parts: Parts) -> None:
         parts.batches.wake()
-        parts.batches.close()
-        await parts.tasks.close(asyncio.get_running_loop().time() + _STOP_MARGIN_S)
+        await parts.pauses.report()
+        if not parts.pauses.closed.issuperset(LANES):
+            await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
+        for part in (parts.batches, parts.pool, parts.producer):
+            part.close()
+        end = asyncio.get_running_loop().time() + _STOP_MARGIN_S
+        self.survivors = await parts.tasks.close(end)
         await parts.transport.close()
-        await asyncio.to_thread(parts.processes.close)
-        await parts.storage.close()
+        closing = [
+            asyncio.ensure_future(asyncio.to_thread(parts.processes.close)),
+            asyncio.ensure_future(parts.storage.close()),
+        ]
+        await wait_until(closing, end + _STOP_MARGIN_S)
         self._phase = "stopped"
 
     def _died(self, name: str, error: BaseException, critical: bool) -> None:
@@ -193,7 +184,7 @@ class RolloutService:
             message = f"{self.failure.component} died: {self.failure.error}"
             raise NotNow("failed", message, detail={"traceback": self.failure.traceback})
         if self._phase in ("stopping", "stopped"):
-            raise NotNow("stopping", "the service is stopping")
+            raise NotNow("failed", "the service is stopping")
 
     def _check_running(self) -> None:
         self._check_alive()
@@ -229,28 +220,28 @@ class RolloutService:
         self._check_running()
         pauses = self.parts.pauses
         pauses.check_resume(ticket)
-        while True:
-            await pauses.report()
-            if self._updating is not None:
-                await asyncio.wait({self._updating})
-                continue
-            if weight_version is not None:
-                await self._assert_version(weight_version)
-            # What was awaited may have changed everything: the gate opens in the step that found nothing under way.
-            self._check_running()
-            if self._updating is None and not pauses.climbing:
-                pauses.resume(ticket)
-                return self.status()
+        self._resuming += 1
+        try:
+            while True:
+                await pauses.report()
+                if self._updating is not None:
+                    await asyncio.wait({self._updating})
+                    continue
+                if weight_version is not None:
+                    await self._assert_version(weight_version)
+                # What was awaited may have changed everything: the gate opens in the step that found nothing under way.
+                self._check_running()
+                if self._updating is None and not pauses.climbing:
+                    pauses.resume(ticket)
+                    break
+        finally:
+            self._resuming -= 1
+        return self.status()
 
     async def _assert_version(self, version: int) -> None:
         active = self.parts.pool.active
-        reported: dict[str, int | None] = {}
-        for worker in active:
-            try:
-                await self.parts.fleet.read_label(worker)
-            except WorkerFailure:
-                worker.version = None
-            reported[worker.worker_id] = worker.version
+        labels = await asyncio.gather(*(self.parts.fleet.ask(worker) for worker in active))
+        reported = {worker.worker_id: label for worker, label in zip(active, labels, strict=True)}
         if not active or any(found != version for found in reported.values()):
             raise Conflict(
                 f"not every worker in traffic reports weight version {version}",
@@ -342,9 +333,12 @@ class RolloutService:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
             _refuse_undrained(pause.get("lanes", LANES))
             await self.pause(**pause)
+            self._check_running()
         _refuse_undrained(pauses.drained)
-        record = await self.parts.updater.update(version, source)
-        if was_running and self._phase == "running":
+        asked = pauses.asked
+        record = await self.parts.updater.update(version, source, since=pauses.closed_at)
+        # Whoever paused meanwhile got this pause's ticket, and is owed a stage that stays paused.
+        if was_running and self._phase == "running" and pauses.asked == asked and not pauses.climbing:
             pauses.resume()
         return record
 
@@ -381,7 +375,10 @@ class RolloutService:
     async def add_worker(self, config: WorkerConfig) -> dict[str, Any]:
         """Add an engine to the fleet; it gets traffic once it answers and has the current weights."""
         self._check_alive()
-        return self.parts.pool.workers[self.fleet.add(config)].as_json()
+        try:
+            return self.parts.pool.workers[self.fleet.add(config)].as_json()
+        except ConfigError as error:
+            raise _bad_request(error.problems) from error
 
     async def remove_worker(self, worker_id: str) -> dict[str, Any]:
         """Take an engine out of the fleet; what it runs may finish first."""

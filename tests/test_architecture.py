@@ -30,7 +30,7 @@ FLOORS = (
     ("pause",),
     ("weights",),
     ("assembly",),
-    ("concurrency", "status"),
+    ("concurrency", "status", "startup"),
     ("service",),
     ("rpc",),
     ("serve",),

@@ -12,6 +12,7 @@ class SingleTurn:
     """Generate once; a cut answer is continued from its own tokens when the sample is handed out again."""
 
     on_pause: OnPause = "abort"
+    one_turn = True
 
     async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
         """Make the one turn."""

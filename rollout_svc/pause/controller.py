@@ -24,7 +24,7 @@ from rollout_svc.tasks import TaskOwner
 
 __all__ = ["PauseController", "PauseState"]
 
-PauseState = Literal["running", "pausing", "paused", "resuming"]
+PauseState = Literal["running", "pausing", "paused"]
 
 
 class PauseController:
@@ -43,6 +43,8 @@ class PauseController:
         self.state: PauseState = "running"
         self.ticket = 0
         self.paused_s = 0.0
+        self.closed_at = 0.0
+        self.asked = 0
         self.last_report: PauseReport | None = None
         self._gate = gate
         self._ladder = ladder
@@ -74,6 +76,7 @@ class PauseController:
         """
         wanted = frozenset(lanes)
         self._check_ticket(if_ticket)
+        self.asked += 1
         if self._climb is not None:
             self._join(self._climb, wanted, deadline_s)
         elif self.last_report is not None and self.state == "paused" and wanted <= self._closed:
@@ -103,7 +106,6 @@ class PauseController:
         self.check_resume(ticket)
         if self.state == "running":
             return
-        self.state = "resuming"
         lanes = tuple(lane for lane in LANES if lane in self._closed)
         self._closed = frozenset()
         self.state = "running"
@@ -135,12 +137,15 @@ class PauseController:
         started_from = self.ticket
         if self.state != "paused":
             self.ticket += 1
+            self.closed_at = now
         self.state = "pausing"
         self._closed |= lanes
         self._gate.close(lanes, withdraw=True)
         self._bus.emit(PauseStarted(self.ticket, mode, tuple(sorted(lanes)), deadline_s, joined=False))
         climb = Climb(self.ticket, started_from, mode, lanes, now, now + deadline_s)
         self._climb = climb
+        self.last_report = None
+        self._ladder.begin(climb)
         self._climbing = self._tasks.spawn(f"pause:{self.ticket}", self._run(climb))
 
     def _join(self, climb: Climb, lanes: frozenset[Lane], deadline_s: float) -> None:

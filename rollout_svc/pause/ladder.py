@@ -22,7 +22,7 @@ from rollout_svc.judging import Judging
 from rollout_svc.pause.plan import Rungs, plan_rungs, reabort_delays
 from rollout_svc.pause.report import Abandoned, RungRecord, WorkerTally
 from rollout_svc.rollout.registry import Rollouts
-from rollout_svc.tasks import TaskOwner, wait_until
+from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.pool import CONTROL_TIMEOUT_S, WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
 from rollout_svc.workers.worker import EngineCall, Worker, WorkerState
@@ -56,10 +56,15 @@ class Climb:
     tallies: dict[str, WorkerTally] = field(default_factory=dict)
     unconfirmed: dict[str, list[EngineCall]] = field(default_factory=dict)
     abandoned: list[Abandoned] = field(default_factory=list)
-    cancelled_tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    ending: set[asyncio.Task[None]] = field(default_factory=set)
     drains: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """A task that was cancelled has ended."""
+        self.ending.discard(task)
+        self.wake.set()
 
     @property
     def plan(self) -> Rungs:
@@ -97,10 +102,8 @@ class Ladder:
     # -- the climb -------------------------------------------------------------------------------------------
 
     async def climb(self, climb: Climb) -> None:
-        """Stop everything in the climb's lanes; the gate is closed and the epoch withdrawn already."""
-        self._climb = climb
+        """Stop everything in the climb's lanes; it was begun, so the gate is closed and the aborts are on their way."""
         try:
-            self.enter(climb, climb.lanes)
             self._reached(climb, "gate")
             self._reached(climb, "abort")
             confirmed = False
@@ -114,6 +117,11 @@ class Ladder:
                 drain.cancel()
             self._climb = None
         self._abandon(climb)
+
+    def begin(self, climb: Climb) -> None:
+        """Count what runs and send the aborts, in the step that closed the gate."""
+        self._climb = climb
+        self.enter(climb, climb.lanes)
 
     def enter(self, climb: Climb, lanes: frozenset[Lane]) -> None:
         """Take lanes into the climb: count what runs there, and abort it at every worker at once."""
@@ -141,7 +149,6 @@ class Ladder:
             return
         self._reached(climb, "tasks")
         await _in_slices(lambda: self._hand_back(climb))
-        await wait_until(climb.cancelled_tasks, climb.plan.report)
         await self._until(climb, lambda: climb.plan.report)
 
     async def _until(self, climb: Climb, when: Callable[[], float]) -> bool:
@@ -159,7 +166,7 @@ class Ladder:
         return True
 
     def _quiet(self, climb: Climb) -> bool:
-        if any(self._pool.in_flight[lane] for lane in climb.lanes):
+        if any(self._pool.in_flight[lane] for lane in climb.lanes) or climb.ending:
             return False
         return not self._judging.pending(climb.lanes) and not self._rollouts.pending(climb.lanes)
 
@@ -171,7 +178,10 @@ class Ladder:
     def _hand_back(self, climb: Climb) -> int:
         """Take a slice of the groups back from their tasks; returns how many."""
         tasks = self._rollouts.hand_back(climb.lanes, _SLICE)
-        climb.cancelled_tasks += tasks
+        for task in tasks:
+            if not task.done():
+                climb.ending.add(task)
+                task.add_done_callback(climb.ended)
         return len(tasks)
 
     # -- one worker ------------------------------------------------------------------------------------------
@@ -294,6 +304,8 @@ class Ladder:
                 worker.put_in_quarantine("residual", f"pause {climb.ticket} left {tally.abandoned} requests running")
         for straggler in self._rollouts.stragglers:
             climb.abandoned.append(Abandoned(straggler.sample_id, None, now - straggler.since))
+        for call in self._judging.clinging:
+            climb.abandoned += [Abandoned(sample_id, None, now - call.since) for sample_id in call.sample_ids]
 
     def _reached(self, climb: Climb, name: str) -> None:
         at_s = asyncio.get_running_loop().time() - climb.started

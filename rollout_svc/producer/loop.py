@@ -93,6 +93,12 @@ class Producer:
         if self.plan is not None and self._rollouts.generating < self.plan.required * self._active_workers:
             self._wake.set()
 
+    def close(self) -> None:
+        """Stop the timer; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def run(self) -> None:
         """Produce until cancelled."""
         while True:

@@ -11,14 +11,17 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from rollout_svc.buffer.replay import ReplayBuffer
-from rollout_svc.events import GroupFinished, GroupHandedBack, GroupSettled
+from rollout_svc.events import ComponentDied, GroupFinished, GroupHandedBack, GroupSettled
 from rollout_svc.gate import Lane
 from rollout_svc.group import Group
-from rollout_svc.rollout.run import GroupRun, Member, Tools
+from rollout_svc.rollout.member import Member, Tools
+from rollout_svc.rollout.run import GroupRun
 from rollout_svc.rollout.runtime import TaskRuntime
 
 __all__ = ["Rollouts", "Straggler"]
@@ -91,14 +94,21 @@ class Rollouts:
         ][:limit]
         cancelled: list[asyncio.Task[None]] = []
         for run in chosen:
-            since = {member.task: (member.sample.sample_id, member.since) for member in run.members.values()}
-            for task in run.hand_back("pause"):
-                task.cancel()
-                cancelled.append(task)
-                sample_id, started = since.get(task, (run.group.samples[0].sample_id, run.group.created_at))
-                self._stragglers[task] = Straggler(sample_id, started)
-                task.add_done_callback(lambda done: self._stragglers.pop(done, None))
+            kept = any(member.parked for member in run.members.values())
+            started = _started(run)
+            tasks = run.hand_back_stuck() if kept else run.hand_back("pause")
+            self._end(tasks, started, run)
+            cancelled += tasks
         return cancelled
+
+    def _end(self, tasks: list[asyncio.Task[None]], started: dict[Any, Straggler], run: GroupRun) -> None:
+        current = asyncio.current_task()
+        for task in tasks:
+            if task is current or task.done():
+                continue
+            task.cancel()
+            self._stragglers[task] = started.get(task, Straggler(run.group.samples[0].sample_id, run.group.created_at))
+            task.add_done_callback(lambda done: self._stragglers.pop(done, None))
 
     # -- the runs' view --------------------------------------------------------------------------------------
 
@@ -115,6 +125,15 @@ class Rollouts:
         """A member ended or parked: the producer may start more, the ladder counts less."""
         self._notify()
 
+    def cancel(self, run: GroupRun, tasks: list[asyncio.Task[None]]) -> None:
+        """End tasks that lost their group; those that do not end are stragglers."""
+        self._end(tasks, _started(run), run)
+
+    def bug(self, where: str, error: Exception) -> None:
+        """Tell the world; the sample's failure is counted by its run."""
+        trace = "".join(traceback.format_exception(error))
+        self._tools.bus.emit(ComponentDied(where, f"{type(error).__name__}: {error}", trace))
+
     def run_closed(self, run: GroupRun, reason: str) -> None:
         """Put the group where its account says."""
         group = run.group
@@ -129,6 +148,7 @@ class Rollouts:
         else:
             self._tools.tally.settled[f"{group.account}:{group.reason}"] += 1
             bus.emit(GroupSettled(group.group_id, task, group.account, group.reason))
+            self._buffer.changed()  # there is room for another group, and a take may have become hopeless
         self._notify()
 
     def _notify(self) -> None:
@@ -139,3 +159,7 @@ class Rollouts:
         if self._tools.gate.is_open(lane):
             for run in self.runs((lane,)):
                 run.launch()
+
+
+def _started(run: GroupRun) -> dict[Any, Straggler]:
+    return {member.task: Straggler(member.sample.sample_id, member.since) for member in run.members.values()}

@@ -15,78 +15,21 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from rollout_svc.agent import AgentContext, EngineCaller
-from rollout_svc.buffer.storage import Storage
+from rollout_svc.agent import AgentContext
 from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
-from rollout_svc.events import EventBus, SampleFailed
-from rollout_svc.gate import Gate
+from rollout_svc.events import SampleFailed
 from rollout_svc.group import Group
-from rollout_svc.judging import JudgedSample, Judging
+from rollout_svc.judging import JudgedSample
+from rollout_svc.rollout.member import Member, Owner, Tools
 from rollout_svc.rollout.runtime import TaskRuntime
-from rollout_svc.rollout.tally import Tally
 from rollout_svc.sample import ResumeAt, Sample, SampleStatus
-from rollout_svc.signals import GateSignals
-from rollout_svc.tasks import TaskOwner
-from rollout_svc.tokens import TextCodec
 
-__all__ = ["GroupRun", "Member", "Owner", "Tools"]
+__all__ = ["GroupRun"]
 
 _S: Final = SampleStatus
 _JUDGEABLE: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What every run uses; made once by the composition root."""
-
-    gate: Gate
-    signals: GateSignals
-    engines: EngineCaller
-    judging: Judging
-    storage: Storage
-    tasks: TaskOwner
-    bus: EventBus
-    codec: TextCodec
-    tally: Tally
-    max_attempts: int
-
-
-class Owner(Protocol):
-    """Who is told what became of a run, and keeps the counts."""
-
-    def generation_started(self) -> None:
-        """A member was handed to its agent loop."""
-
-    def generation_ended(self) -> None:
-        """Its loop is over, whatever came of it: there is room for another."""
-
-    def run_changed(self, run: GroupRun) -> None:
-        """A member ended or parked."""
-
-    def run_closed(self, run: GroupRun, reason: str) -> None:
-        """The run is over; the group's account says how."""
-
-
-@dataclass(eq=False, slots=True)
-class Member:
-    """One sample in the hands of one task."""
-
-    sample: Sample
-    attempt: int
-    stage: str = "starting"
-    since: float = 0.0
-    task: asyncio.Task[None] | None = None
-    context: AgentContext | None = None
-    counted: bool = False
-
-    @property
-    def parked(self) -> bool:
-        """No engine and no judge works for it, and its loop goes on by itself after a resume."""
-        context = self.context
-        return context is not None and context.on_pause == "park" and not context.calling and self.stage == "generating"
 
 
 class GroupRun:
@@ -144,11 +87,29 @@ class GroupRun:
         self._tools.tally.aborted += sum(sample.account == "in_flight" for sample in self.group.samples)
         self.closed = True
         self.group.hand_back(not_before)
-        tasks = self._tasks()
+        tasks = self._let_go()
         self._owner.run_closed(self, reason)
         return tasks
 
-    def _tasks(self) -> list[asyncio.Task[None]]:
+    def hand_back_stuck(self) -> list[asyncio.Task[None]]:
+        """Take back the members that are not parked and leave the run to the others; returns the tasks, revoked."""
+        tasks = []
+        for member in [member for member in self.members.values() if not member.parked]:
+            sample = member.sample
+            if sample.account == "in_flight":
+                resume_at: ResumeAt = "generate" if sample.status is _S.GENERATING else "judge"
+                sample.transition(sample.attempt, _S.ABORTED, reason="hand_back", resume_at=resume_at)
+                self._tools.tally.aborted += 1
+            sample.revoke()
+            self._count_generating(member, generating=False)
+            del self.members[sample.sample_id]
+            tasks += [] if member.task is None else [member.task]
+        return tasks
+
+    def _let_go(self) -> list[asyncio.Task[None]]:
+        """Stop counting the members, whose tasks may run on for ever, and return those tasks."""
+        for member in self.members.values():
+            self._count_generating(member, generating=False)
         tasks = [member.task for member in self.members.values() if member.task is not None]
         return tasks + ([self.putting] if self.putting is not None else [])
 
@@ -163,7 +124,9 @@ class GroupRun:
 
     def _member_ended(self, member: Member) -> None:
         self._count_generating(member, generating=False)
-        self.members.pop(member.sample.sample_id, None)
+        if self.members.get(member.sample.sample_id) is not member:
+            return  # taken back before its task ended
+        del self.members[member.sample.sample_id]
         if not self.closed:
             self._owner.run_changed(self)
             if not self.members:
@@ -174,7 +137,7 @@ class GroupRun:
         samples = self.group.samples
         if self.group.complete:
             self.putting = self._tools.tasks.spawn(f"put:{self.group.group_id}", self._put())
-        elif self.runtime.desk.by_group and all(sample.status in _JUDGEABLE for sample in samples):
+        elif self.runtime.desk.by_group and self._open and all(sample.status in _JUDGEABLE for sample in samples):
             lead = Member(samples[0], samples[0].attempt, "judging", asyncio.get_running_loop().time())
             self.members[samples[0].sample_id] = lead
             lead.task = self._tools.tasks.spawn(f"judge-group:{self.group.group_id}", self._judge_group())
@@ -203,30 +166,41 @@ class GroupRun:
     # -- one member ------------------------------------------------------------------------------------------
 
     async def _run(self, member: Member) -> None:
-        """Take one sample as far as it goes now."""
-        sample = member.sample
+        """Take one sample as far as it goes now; a failure with attempts left goes round again."""
+        again = True
+        while again:
+            try:
+                again = await self._attempt(member)
+            except StaleAttempt:
+                return
+
+    async def _attempt(self, member: Member) -> bool:
+        """One attempt; returns whether another follows at once."""
         try:
-            while True:
-                try:
-                    if sample.status is _S.GENERATING:
-                        await self._generate(member)
-                    if self.runtime.desk.by_group:
-                        return
-                    if sample.status is _S.GENERATED:
-                        if self._sibling_has_to_generate(sample) or not self._open:
-                            return
-                        sample.transition(member.attempt, _S.JUDGING)
-                    await self._judge(member)
-                except (Interrupted, WorkerFailure):
-                    self._cut(member)
-                    return
-                except SampleFailure as failure:
-                    if not self._failed(member, failure):
-                        return
-                else:
-                    return
+            await self._advance(member)
+        except (Interrupted, WorkerFailure):
+            self._cut(member)
+        except SampleFailure as failure:
+            return self._failed(member, failure)
         except StaleAttempt:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug of ours: told loudly, and counted, or it would go on for ever
+            self._owner.bug(f"sample:{member.sample.sample_id}", error)
+            return self._failed(member, SampleFailure("internal", f"{type(error).__name__}: {error}"))
+        return False
+
+    async def _advance(self, member: Member) -> None:
+        """From where the sample stands to its reward, or to where it has to wait for its siblings."""
+        sample = member.sample
+        if sample.status is _S.GENERATING:
+            await self._generate(member)
+        if self.runtime.desk.by_group:
             return
+        if sample.status is _S.GENERATED:
+            if self._sibling_has_to_generate(sample) or not self._open:
+                return
+            sample.transition(member.attempt, _S.JUDGING)
+        await self._judge(member)
 
     @property
     def _open(self) -> bool:
@@ -247,6 +221,7 @@ class GroupRun:
             lane=self.group.lane,
             sampling=self.runtime.sampling,
             on_pause=self.runtime.on_pause,
+            one_turn=self.runtime.one_turn,
             engines=self._tools.engines,
             signals=self._tools.signals,
             on_parked=lambda: self._owner.run_changed(self),
@@ -257,6 +232,11 @@ class GroupRun:
             await self.runtime.agent.run(sample, context)
         except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
             raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise SampleFailure("agent_error", "the agent cancelled itself") from error
         except (Exception, SystemExit) as error:  # an agent that exits must not end the service
             raise SampleFailure("agent_error", f"{type(error).__name__}: {error}") from error
         finally:
@@ -288,7 +268,7 @@ class GroupRun:
                 if sample.status is not _S.COMPLETED:
                     sample.grade(attempt, reward.value, reward.parts)
         except Interrupted:
-            return  # handed back by _evaluate: every member goes on at its judge
+            return  # the gate is closed, so _evaluate hands the group back: every member goes on at its judge
         except StaleAttempt:
             return
         except SampleFailure as failure:
@@ -300,7 +280,10 @@ class GroupRun:
         prompt = self.group.prompt
         ids = sample.response_ids
         if sample.response is None:
-            response = await self._tools.codec.decode(ids)
+            try:
+                response = await self._tools.codec.decode(ids)
+            except Exception as error:
+                raise SampleFailure("invalid_response", f"cannot decode: {type(error).__name__}: {error}") from error
             sample.check(attempt)
             sample.response = response
         return JudgedSample(
@@ -349,20 +332,18 @@ class GroupRun:
                 sample.sample_id, self.group.prompt.task, failure.reason, failure.message, sample.failures, final
             )
         )
-        if final:
+        if final or sample.status in (_S.COMPLETED, _S.INIT):
             self._give_up(sample, failure)
-        elif sample.status is _S.JUDGING:
+            return False
+        if sample.status is _S.JUDGING:
             sample.transition(sample.attempt, _S.ABORTED, reason=failure.reason, resume_at="judge")
         else:
             sample.transition(sample.attempt, _S.INIT, reason=failure.reason)
             self._tools.tally.redone += 1
-        return not final
+        return True
 
     def _give_up(self, culprit: Sample, failure: SampleFailure) -> None:
         self.closed = True
         self.group.settle("failed", failure.reason, culprit=culprit)
-        current = asyncio.current_task()
-        for task in self._tasks():
-            if task is not current:
-                task.cancel()
+        self._owner.cancel(self, self._let_go())
         self._owner.run_closed(self, failure.reason)

@@ -27,6 +27,7 @@ class TaskRuntime:
     name: str
     agent: Agent
     on_pause: OnPause
+    one_turn: bool
     desk: JudgeDesk
     sampling: SamplingConfig
     weight: float
@@ -54,7 +55,7 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
     agent: Any = construct(resolve(task.agent, "agents", f"{path}.agent"), f"{path}.agent")
     if not callable(getattr(agent, "run", None)):
         raise ConfigError.at(f"{path}.agent", f"{agent!r} has no method run(sample, ctx)")
-    on_pause: Any = task.agent.on_pause or getattr(agent, "on_pause", "abort")
+    on_pause: Any = task.agent.on_pause or getattr(agent, "on_pause", "park")
     if on_pause not in _ON_PAUSE:
         raise ConfigError.at(f"{path}.agent", f"its on_pause is {on_pause!r}, not abort or park")
     spec = resolve(task.judger, "judgers", f"{path}.judger")
@@ -68,4 +69,5 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
         timeout_s=task.judger.timeout_s,
         concurrency=task.judger.concurrency,
     )
-    return TaskRuntime(task.name, agent, on_pause, desk, task.sampling, task.weight)
+    one_turn = bool(getattr(agent, "one_turn", False))
+    return TaskRuntime(task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight)

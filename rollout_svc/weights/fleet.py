@@ -28,10 +28,16 @@ _LABEL_S: Final = 10.0  # seconds for setting or reading a label
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an update came from."""
+    """Where an update came from.
+
+    Attributes:
+        path: of `disk`: what the engines load.
+        workers: of `external`: whom the trainer says it gave the weights; None: everyone who was in traffic.
+    """
 
     kind: Literal["disk", "external"]
     path: str | None = None
+    workers: frozenset[str] | None = None
 
 
 class Fleet:
@@ -67,34 +73,46 @@ class Fleet:
         worker.version = info.weight_version
         while True:
             await self._settled.wait()
-            if worker.version is not None and self.source is None and not self._anyone:
-                self.version = worker.version  # this service is younger than the engines it found
-            target = self.version
-            if worker.version != target:
-                try:
-                    kept_out = await self._bring_up(worker)
-                except WorkerFailure as failure:
-                    return f"weights: {failure}"
-                if kept_out is not None:
-                    return kept_out
-            if self._settled.is_set() and self.version == target:
+            try:
+                kept_out = await self._bring_up(worker)
+            except WorkerFailure as failure:
+                return f"weights: {failure}"
+            if kept_out is not None:
+                return kept_out
+            if self._settled.is_set() and self.version == worker.version:
                 self._anyone = True
                 return None
 
     async def _bring_up(self, worker: Worker) -> str | None:
-        label, target = worker.version, self.version
-        if label is None and self.source is None and target == self._initial_version:
-            await self.set_label(worker, target)
-        elif self.source is not None and self.source.path is not None:
-            if worker.calls:
-                return "it still runs requests; weights are loaded when it is idle"
-            await self.load(worker, self.source.path, target)
-        else:
-            has = "unlabelled weights" if label is None else f"version {label}"
+        """One try; None when the worker has what was the fleet's version at its start."""
+        if worker.version is None and self.source is None and self.version == self._initial_version:
+            # A label that is no integer says nothing: no update has been made, so these are the initial weights.
+            await self.set_label(worker, self._initial_version)
+        if worker.version is not None and self.source is None and not self._anyone:
+            self.version = worker.version  # this service is younger than the engines it found
+        target = self.version
+        if worker.version == target:
+            if worker.flushed != target and self.source is not None and self.source.kind == "external":
+                await self.flush(worker)
+                worker.flushed = target
+            return None
+        if self.source is None or self.source.path is None:
+            has = "unlabelled weights" if worker.version is None else f"version {worker.version}"
             return f"it has {has}, the fleet is at version {target}, and that cannot be replayed"
+        if worker.calls:
+            return "it still runs requests; weights are loaded when it is idle"
+        await self.load(worker, self.source.path, target)
         if worker.version != target:
             return f"it reports version {worker.version} after being brought to {target}"
         return None
+
+    async def ask(self, worker: Worker) -> int | None:
+        """Which version does it say it has? None where it does not say, or does not answer."""
+        try:
+            reply = await self._transport.control(worker.endpoint, worker.dialect.info(), _LABEL_S)
+            return worker.dialect.parse_info(reply).weight_version
+        except WorkerFailure:
+            return None
 
     async def load(self, worker: Worker, path: str, version: int) -> None:
         """Load weights from a path and have the engine confirm the label; raises WorkerFailure."""

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EventBus, WeightsUpdated
@@ -20,6 +20,8 @@ from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["WeightUpdater"]
+
+_UNFLUSHED: Final = "unflushed"  # the kind of failure after which the label is right and the cache is not
 
 
 class WeightUpdater:
@@ -30,8 +32,14 @@ class WeightUpdater:
         self._pool = pool
         self._bus = bus
 
-    async def update(self, version: int, source: Source) -> dict[str, Any]:
+    async def update(self, version: int, source: Source, *, since: float) -> dict[str, Any]:
         """Bring the fleet to `version`; the caller has made sure that every lane is drained.
+
+        Args:
+            version: trainer steps whose weights these are.
+            source: where they come from.
+            since: when the gate closed, loop time: a worker that came into traffic later was not there when the
+                trainer moved weights itself, so its label is taken from nobody but itself.
 
         Returns:
             `{"version", "workers": {id: {"ok", "version", ...}}}`.
@@ -41,24 +49,29 @@ class WeightUpdater:
         """
         started = asyncio.get_running_loop().time()
         with self._fleet.updating():
-            in_traffic = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and not w.calls]
-            targets = in_traffic + await self._waiting_for_weights()
+            active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and not w.calls]
+            in_traffic = [worker for worker in active if source.path is not None or _was_given(worker, source, since)]
+            targets = active + await self._waiting_for_weights()
             results: dict[str, dict[str, Any]] = {
                 worker.worker_id: {"ok": False, "skipped": f"{worker.state}: {worker.reason}"}
                 for worker in self._pool.workers.values()
                 if worker not in targets
             }
             previous = self._fleet.version
-            outcomes = await asyncio.gather(*(self._update_one(w, version, source, previous) for w in targets))
+            moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
+            outcomes = await asyncio.gather(
+                *(self._update_one(w, version, source, previous if w.worker_id in moved else None) for w in targets)
+            )
             results.update({w.worker_id: outcome for w, outcome in zip(targets, outcomes, strict=True)})
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
             odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
             if updated:
                 self._fleet.version = version
                 self._fleet.source = source
-            self._take_out(odd)
-        for worker in updated:
-            if worker.quarantine is not None:
+            self._take_out([worker for worker in active if not results[worker.worker_id]["ok"]], results)
+        for worker in self._pool.workers.values():
+            if worker.quarantine is not None and worker.quarantine.kind == "version":
+                worker.refusals = 0
                 worker.attention.set()
         self._pool.fleet_changed()
         ok = bool(updated) and not odd
@@ -83,14 +96,17 @@ class WeightUpdater:
         await asyncio.gather(*(self._ask(worker) for worker in waiting))
         return [worker for worker in waiting if worker.version is not None]
 
-    def _take_out(self, odd: list[Worker]) -> None:
-        """Keep from traffic whoever does not report the fleet's version."""
+    def _take_out(self, odd: list[Worker], results: dict[str, dict[str, Any]]) -> None:
+        """Keep from traffic whoever does not report the fleet's version, or may still hold an older one's cache."""
         for worker in odd:
-            if worker.version != self._fleet.version and worker.state is WorkerState.ACTIVE:
-                reason = f"the update failed here; it reports {worker.version}, the fleet is at {self._fleet.version}"
-                worker.put_in_quarantine("version", reason)
+            unflushed = results[worker.worker_id].get("flushed") is False
+            if worker.state is WorkerState.ACTIVE and (unflushed or worker.version != self._fleet.version):
+                what = "its cache was not flushed" if unflushed else f"it reports {worker.version}"
+                worker.put_in_quarantine(
+                    "version", f"the update failed here; {what}, the fleet is at {self._fleet.version}"
+                )
 
-    async def _update_one(self, worker: Worker, version: int, source: Source, previous: int) -> dict[str, Any]:
+    async def _update_one(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
         try:
             if source.path is not None:
                 await self._fleet.load(worker, source.path, version)
@@ -98,23 +114,40 @@ class WeightUpdater:
                 await self._adopt(worker, version, previous)
         except WorkerFailure as failure:
             await self._ask(worker)
-            return {"ok": False, "version": worker.version, "error": str(failure)}
+            cache = {"flushed": False} if failure.kind == _UNFLUSHED else {}
+            return {"ok": False, "version": worker.version, "error": str(failure), **cache}
         if worker.version != version:
             return {"ok": False, "version": worker.version, "error": f"it reports version {worker.version}"}
         return {"ok": True, "version": version}
 
-    async def _adopt(self, worker: Worker, version: int, previous: int) -> None:
-        """`external`: the trainer moved the weights; the label is ours to check, and to set where it lags."""
+    async def _adopt(self, worker: Worker, version: int, previous: int | None) -> None:
+        """`external`: the trainer moved the weights; the label is ours to check, and to set where it lags.
+
+        Args:
+            worker: whom to ask.
+            version: what it should have.
+            previous: the version whose label is set to the new one; None where the worker has to report it itself.
+        """
         await self._fleet.read_label(worker)
         if worker.version == previous and previous != version:
             await self._fleet.set_label(worker, version)
         elif worker.version != version:
-            raise WorkerFailure("odd_version", f"it reports {worker.version}, neither {previous} nor {version}")
-        await self._fleet.flush(worker)
+            known = "" if previous is None else f"{previous} nor "
+            raise WorkerFailure("odd_version", f"it reports {worker.version}, not {known}{version}")
+        worker.flushed = None
+        try:
+            await self._fleet.flush(worker)
+        except WorkerFailure as failure:
+            raise WorkerFailure(_UNFLUSHED, str(failure)) from failure
+        worker.flushed = version
 
     async def _ask(self, worker: Worker) -> None:
         """After a failure: which version does it say it has? Unknown where it does not answer."""
-        try:
-            await self._fleet.read_label(worker)
-        except WorkerFailure:
-            worker.version = None
+        worker.version = await self._fleet.ask(worker)
+
+
+def _was_given(worker: Worker, source: Source, since: float) -> bool:
+    """Whether the trainer can have given this worker the weights: it said so, or found it in traffic."""
+    if source.workers is not None:
+        return worker.worker_id in source.workers
+    return worker.active_since <= since

@@ -34,7 +34,6 @@ from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worke
 __all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
-_SINGLE_ABORTS: Final = 4  # of the 8 control connections a worker has at most: aborts of calls that were dropped
 _POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
 
 
@@ -63,7 +62,6 @@ class WorkerPool:
         self._request_timeout_s = request_timeout_s
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
         self._listeners: list[Callable[[], None]] = []
-        self._single_aborts = asyncio.Semaphore(_SINGLE_ABORTS)
         self._deadline_timer: asyncio.TimerHandle | None = None
         self.on_fleet: Callable[[], None] = lambda: None
         self.on_answer: Callable[[Worker, EngineCall, bool], None] | None = None
@@ -82,9 +80,16 @@ class WorkerPool:
         self.workers.pop(worker_id, None)
         self.fleet_changed()
 
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` whenever a slot, a worker or a state changed."""
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener()` whenever a slot, a worker or a state changed; returns the function that ends it."""
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def close(self) -> None:
+        """Stop the timer; idempotent."""
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
 
     def changed(self) -> None:
         """Wake those who wait for a slot, as far as there are slots, and the listeners."""
@@ -296,7 +301,7 @@ class WorkerPool:
 
     async def _abort_one(self, worker: Worker, request_id: str) -> None:
         """A few at a time: a pause's abort must find a free control connection, however many calls were dropped."""
-        async with self._single_aborts:
+        async with worker.single_aborts:
             await self.abort(worker, [request_id])
 
     # -- control ---------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ _FIRST_REACH_S: Final = 0.25  # seconds between attempts to reach an engine that
 _REACH_CAP_S: Final = 5.0
 _LOST_PINGS: Final = 3  # pings without an answer before a worker counts as dead
 _RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined worker's own count
+_REFUSED_CAP_S: Final = 30.0  # seconds between two tries to bring the weights to a worker that refuses them
 _CANARY_S: Final = 10.0  # seconds a quarantined engine has to make one token
 _CANARY_SAMPLING: Final = SamplingConfig(max_tokens=1)
 _REFUSING: Final = frozenset({"unauthorized", "forbidden", "not_found"})  # it answers, and says no
@@ -154,7 +155,7 @@ class Supervisor:
 
     async def _release(self, worker: Worker) -> None:
         """QUARANTINED: out again when the engine is idle by its own count, or a canary works, with the weights."""
-        await _attention(worker, _RESIDUAL_POLL_S)
+        await _attention(worker, min(_REFUSED_CAP_S, _RESIDUAL_POLL_S * 2 ** min(worker.refusals, 16)))
         quarantine = worker.quarantine
         if quarantine is None or worker.state is not WorkerState.QUARANTINED:
             return
@@ -185,16 +186,19 @@ class Supervisor:
 
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
         worker.capabilities = info.capabilities
-        before = worker.state
+        before, quarantine = worker.state, worker.quarantine
         kept_out = await self._admit(worker, info)
-        if worker.state is not before:
-            return  # drained or declared dead meanwhile
+        if worker.state is not before or worker.quarantine is not quarantine:
+            return  # drained, declared dead or put in quarantine meanwhile
         if kept_out is None:
-            worker.probe_failures = 0
+            worker.probe_failures = worker.refusals = 0
             if worker.breaker.state == "open":
                 worker.breaker.half_open()
+            worker.active_since = asyncio.get_running_loop().time()
             worker.become(WorkerState.ACTIVE, "in traffic")
-        elif worker.quarantine is None or worker.quarantine.kind != "version":
+            return
+        worker.refusals += 1
+        if quarantine is None or quarantine.kind != "version":
             worker.put_in_quarantine("version", kept_out)
         else:
             worker.reason = kept_out

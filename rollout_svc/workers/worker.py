@@ -14,13 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from rollout_svc.engines import Dialect, Endpoint
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
 
 __all__ = ["AbortReason", "CallEnded", "EngineCall", "Quarantine", "Worker", "WorkerState"]
+
+_SINGLE_ABORTS: Final = 4  # at once, of the 8 control connections a worker has at most: for calls that were dropped
 
 AbortReason = Literal["pause", "stale", "timeout", "client", "overload", "shutdown", "worker_dead"]
 
@@ -113,6 +115,7 @@ class Worker:
 
     __slots__ = (
         "_on_change",
+        "active_since",
         "answered",
         "attention",
         "breaker",
@@ -121,13 +124,16 @@ class Worker:
         "dialect",
         "endpoint",
         "exclusive",
+        "flushed",
         "held",
         "limit",
         "max_batch",
         "probe_failures",
         "quarantine",
         "reason",
+        "refusals",
         "residual",
+        "single_aborts",
         "state",
         "unsure",
         "version",
@@ -157,8 +163,12 @@ class Worker:
         self.calls: dict[str, EngineCall] = {}
         self.capabilities: tuple[str, ...] = ()
         self.version: int | None = None
+        self.active_since = 0.0
+        self.flushed: int | None = None
+        self.single_aborts = asyncio.Semaphore(_SINGLE_ABORTS)
         self.answered = 0
         self.probe_failures = 0
+        self.refusals = 0
         self.residual: int | None = None
         self.quarantine: Quarantine | None = None
         self.held = False

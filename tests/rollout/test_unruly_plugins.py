@@ -18,8 +18,8 @@ from rollout_svc.group import Group
 from rollout_svc.judging import JudgeDesk, JudgedSample, Judging
 from rollout_svc.ledger import Ledger
 from rollout_svc.plugins import PluginSpec
+from rollout_svc.rollout.member import Tools
 from rollout_svc.rollout.registry import Rollouts
-from rollout_svc.rollout.run import Tools
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.sample import Sample, SampleStatus
@@ -54,7 +54,7 @@ class Stage:
         judging = Judging(gate=self.gate, tasks=self.tasks)
         desk = JudgeDesk(name="j", judger=judger, spec=PluginSpec("m:a", {}), timeout_s=5)
         judging.add_desk(desk)
-        self.runtime = TaskRuntime("t", Agent(loop), on_pause, desk, SamplingConfig(max_tokens=10), 1.0)
+        self.runtime = TaskRuntime("t", Agent(loop), on_pause, True, desk, SamplingConfig(max_tokens=10), 1.0)
         self.rollouts = Rollouts(
             tools=Tools(
                 gate=self.gate,

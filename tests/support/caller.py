@@ -83,6 +83,7 @@ class Table:
             lane="train",
             sampling=self.sampling,
             on_pause=self.on_pause,
+            one_turn=True,
             engines=self.caller,
             signals=self.signals,
             on_parked=self._parked,

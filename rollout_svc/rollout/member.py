@@ -1,0 +1,80 @@
+"""One sample in the hands of one task; what a run works with; and who is told what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rollout_svc.agent import AgentContext, EngineCaller
+from rollout_svc.buffer.storage import Storage
+from rollout_svc.events import EventBus
+from rollout_svc.gate import Gate
+from rollout_svc.judging import Judging
+from rollout_svc.rollout.tally import Tally
+from rollout_svc.sample import Sample
+from rollout_svc.signals import GateSignals
+from rollout_svc.tasks import TaskOwner
+from rollout_svc.tokens import TextCodec
+
+if TYPE_CHECKING:
+    from rollout_svc.rollout.run import GroupRun
+
+__all__ = ["Member", "Owner", "Tools"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every run uses; made once by the composition root."""
+
+    gate: Gate
+    signals: GateSignals
+    engines: EngineCaller
+    judging: Judging
+    storage: Storage
+    tasks: TaskOwner
+    bus: EventBus
+    codec: TextCodec
+    tally: Tally
+    max_attempts: int
+
+
+class Owner(Protocol):
+    """Who is told what became of a run, and keeps the counts."""
+
+    def generation_started(self) -> None:
+        """A member was handed to its agent loop."""
+
+    def generation_ended(self) -> None:
+        """Its loop is over, whatever came of it: there is room for another."""
+
+    def run_changed(self, run: GroupRun) -> None:
+        """A member ended or parked."""
+
+    def cancel(self, run: GroupRun, tasks: list[asyncio.Task[None]]) -> None:
+        """End tasks that lost their group, and follow those that do not end."""
+
+    def bug(self, where: str, error: Exception) -> None:
+        """Something happened that the code does not provide for."""
+
+    def run_closed(self, run: GroupRun, reason: str) -> None:
+        """The run is over; the group's account says how."""
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One sample in the hands of one task."""
+
+    sample: Sample
+    attempt: int
+    stage: str = "starting"
+    since: float = 0.0
+    task: asyncio.Task[None] | None = None
+    context: AgentContext | None = None
+    counted: bool = False
+
+    @property
+    def parked(self) -> bool:
+        """No engine and no judge works for it, and its loop goes on by itself after a resume."""
+        context = self.context
+        return context is not None and context.on_pause == "park" and not context.calling and self.stage == "generating"
