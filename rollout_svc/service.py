@@ -83,6 +83,7 @@ class RolloutService:
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
         self._updating: asyncio.Task[dict[str, Any]] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -164,12 +165,23 @@ class RolloutService:
         self.bus.emit(EnginesLoading(waiting, answered, round(elapsed_s, 1), self.config.start_timeout_s))
 
     async def stop(self) -> None:
-        """Drain under the pause deadline, then end every task, socket and process; idempotent."""
-        if self._parts is None or self._phase in ("stopping", "stopped"):
+        """Drain under the pause deadline, then end every task, socket and process; idempotent.
+
+        Every caller returns when the service has stopped; one that is cancelled does so too, and is cancelled then.
+        """
+        if self._parts is None:
             self._phase = "stopped"
             return
-        parts = self._parts
-        self._phase = "stopping"
+        if self._stopping is None:
+            self._phase = "stopping"
+            self._stopping = self._parts.tasks.spawn("stop", self._stop(self._parts), handled=True)
+        try:
+            await asyncio.shield(self._stopping)
+        except asyncio.CancelledError:
+            await asyncio.wait({self._stopping})
+            raise
+
+    async def _stop(self, parts: Parts) -> None:
         if not parts.pauses.closed.issuperset(LANES) or parts.pauses.state == "pausing":
             await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
         parts.batches.wake()
