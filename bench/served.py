@@ -28,12 +28,13 @@ class Served:
     Args:
         engine_url: the engine.
         in_flight: requests under way; a multiple of `GROUP_SIZE`.
+        max_tokens: of one answer.
     """
 
-    def __init__(self, engine_url: str, in_flight: int) -> None:
+    def __init__(self, engine_url: str, in_flight: int, max_tokens: int = 256) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         path = Path(self._folder.name) / "service.yaml"
-        path.write_text(yaml.safe_dump(_config(engine_url, in_flight)))
+        path.write_text(yaml.safe_dump(_config(engine_url, in_flight, max_tokens)))
         self._child = Child("rollout_svc", "serve", "--config", path, "--log-level", "warning", ready="service.ready")
         self.url = ""
         self._unacked: list[str] = []
@@ -71,7 +72,7 @@ class Served:
         return len(body)
 
 
-def _config(engine_url: str, in_flight: int) -> dict[str, Any]:
+def _config(engine_url: str, in_flight: int, max_tokens: int) -> dict[str, Any]:
     return {
         "service": {"port": 0},
         "workers": [{"url": engine_url}],
@@ -80,7 +81,7 @@ def _config(engine_url: str, in_flight: int) -> dict[str, Any]:
                 "name": "bench",
                 "prompts": {"source": "bench.workload:prompts"},
                 "judger": {"name": "exact"},
-                "sampling": {"max_tokens": 256},
+                "sampling": {"max_tokens": max_tokens},
             }
         ],
         "trainer": {
