@@ -30,6 +30,7 @@ from rollout_svc.errors import (
     Conflict,
     NotFound,
     NotNow,
+    NotNowType,
     Problem,
 )
 from rollout_svc.events import ComponentDied, EventBus
@@ -141,18 +142,21 @@ class RolloutService:
             self.parts.gate.open(LANES)
 
     async def stop(self) -> None:
-        """Drain under the pause deadline, then end every task, socket and process.
+        """Drain under the pause deadline, then end every task, socket and process; idempotent.
 
-        Idempotent: every caller waits for the one stop, and it is done when this returns. A caller that is cancelled
-        ends its own wait alone.
+        Every caller returns when the service has stopped; one that is cancelled does so too, and is cancelled then.
         """
         if self._parts is None:
             self._phase = "stopped"
             return
         if self._stopping is None:
             self._phase = "stopping"
-            self._stopping = asyncio.get_running_loop().create_task(self._stop(self._parts), name="stop")
-        await asyncio.shield(self._stopping)
+            self._stopping = self._parts.tasks.spawn("stop", self._stop(self._parts), handled=True)
+        try:
+            await asyncio.shield(self._stopping)
+        except asyncio.CancelledError:
+            await asyncio.wait({self._stopping})
+            raise
 
     async def _stop(self, parts: Parts) -> None:
         parts.batches.wake()
@@ -179,12 +183,12 @@ class RolloutService:
             self.parts.batches.wake()
         self.bus.emit(event)
 
-    def _check_alive(self) -> None:
+    def _check_alive(self, stopping: NotNowType = "stopping") -> None:
         if self.failure is not None:
             message = f"{self.failure.component} died: {self.failure.error}"
             raise NotNow("failed", message, detail={"traceback": self.failure.traceback})
         if self._phase in ("stopping", "stopped"):
-            raise NotNow("failed", "the service is stopping")
+            raise NotNow(stopping, "the service is stopping")
 
     def _check_running(self) -> None:
         self._check_alive()
@@ -257,7 +261,7 @@ class RolloutService:
 
     async def lease_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> Batch:
         """Lease a batch, still encoded: for whoever sends it on."""
-        self._check_alive()
+        self._check_alive("failed")
         return await self.parts.batches.take(step, groups, timeout_s, ack)
 
     async def ack(self, batch_id: str) -> dict[str, Any]:

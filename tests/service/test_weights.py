@@ -335,7 +335,7 @@ async def test_a_resume_waits_for_an_update_under_way(tmp_path: Path) -> None:
         with pytest.raises(Conflict) as refused:
             await made.service.update_weights(2, disk(tmp_path))
         assert refused.value.type == "updating"
-        assert made.service.state == "paused"
+        await made.until(lambda: made.service.state == "resuming")
         assert not any(task.done() for task in resuming)
         engine.heal()
         assert (await updating)["version"] == 1
