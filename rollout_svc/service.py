@@ -41,6 +41,7 @@ from rollout_svc.startup import wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of
 from rollout_svc.tasks import wait_until
 from rollout_svc.weights.fleet import Source
+from rollout_svc.weights.request import read_source, refuse_undrained
 from rollout_svc.workers.worker import WorkerState
 
 __all__ = ["RolloutService", "State"]
@@ -307,14 +308,10 @@ class RolloutService:
         While running it needs `pause`: pause, update, resume. A failed update leaves the stage paused.
         """
         self._check_running()
-        kind, path = source.get("kind"), source.get("path")
-        if kind not in ("disk", "external"):
-            raise BadRequest.at("source.kind", f"{kind!r} is not supported by this version; use 'disk' or 'external'")
-        if kind == "disk" and not path:
-            raise BadRequest.at("source.path", "needed for kind 'disk'")
+        origin = read_source(source)
         if self._updating is not None:
             raise Conflict("another weight update is under way", type="updating")
-        work = self._update(version, Source(kind, path if kind == "disk" else None), pause)
+        work = self._update(version, origin, pause)
         self._updating = self.parts.tasks.spawn(f"weights:{version}", work, handled=True)
         try:
             return await asyncio.shield(self._updating)
@@ -335,10 +332,10 @@ class RolloutService:
         if was_running:
             if pause is None:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
-            _refuse_undrained(pause.get("lanes", LANES))
+            refuse_undrained(pause.get("lanes", LANES))
             await self.pause(**pause)
             self._check_running()
-        _refuse_undrained(pauses.drained)
+        refuse_undrained(pauses.drained)
         asked = pauses.asked
         record = await self.parts.updater.update(version, source, since=pauses.closed_at)
         # Whoever paused meanwhile got this pause's ticket, and is owed a stage that stays paused.
@@ -389,13 +386,6 @@ class RolloutService:
         self._check_alive()
         self.fleet.remove(worker_id)
         return {"id": worker_id, "state": str(WorkerState.DRAINING)}
-
-
-def _refuse_undrained(drained: Iterable[Lane]) -> None:
-    """Raise Conflict for the lanes that weights would find running."""
-    undrained = [lane for lane in LANES if lane not in drained]
-    if undrained:
-        raise Conflict(f"lane {', '.join(undrained)} is not drained", type="not_drained", detail={"lanes": undrained})
 
 
 def _bad_request(problems: Iterable[Problem]) -> BadRequest:
