@@ -212,12 +212,21 @@ def assemble(
         bus=bus,
         lease_s=config.buffer.lease_s,
         max_staleness=config.trainer.max_staleness,
+        version=lambda: fleet.version,
         hopeless=hopeless,
         shortage=shortage,
         paused_s=lambda: pauses.paused_s,
+        on_ahead=producer.wake,
     )
     gate.subscribe(lambda lane: producer.wake())  # noqa: ARG005 - whichever lane: look again
-    pool.on_fleet = producer.wake
+
+    producer.doomed = lambda: batches.ahead
+
+    def fleet_changed() -> None:
+        producer.wake()
+        batches.wake()
+
+    pool.on_fleet = fleet_changed
     rollouts.on_room = producer.room
     buffer.subscribe(producer.wake)
     return Parts(
@@ -234,7 +243,7 @@ def assemble(
         rollouts=rollouts,
         producer=producer,
         fleet=fleet,
-        updater=WeightUpdater(fleet=fleet, pool=pool, bus=bus),
+        updater=WeightUpdater(fleet=fleet, pool=pool, tasks=tasks, bus=bus),
         supervisor=supervisor,
         pauses=pauses,
         batches=batches,

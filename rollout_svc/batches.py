@@ -83,22 +83,26 @@ class Batches:
         bus: EventBus,
         lease_s: float,
         max_staleness: int,
+        version: Callable[[], int],
         hopeless: Callable[[int], bool],
         shortage: Callable[[int], Shortage],
         paused_s: Callable[[], float],
+        on_ahead: Callable[[], None],
     ) -> None:
         self.max_staleness = max_staleness
         self._buffer = buffer
         self._tally = tally
         self._bus = bus
         self._lease_s = lease_s
+        self._version = version
         self._hopeless = hopeless
         self._shortage = shortage
         self._paused_s = paused_s
+        self._on_ahead = on_ahead
         self._leased: dict[str, Batch] = {}
         self._last = tally.snapshot()
         self._last_paused_s = 0.0
-        self._takers: list[asyncio.Event] = []
+        self._takers: dict[asyncio.Event, int] = {}
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         buffer.subscribe(self.wake)
@@ -126,17 +130,19 @@ class Batches:
         if again is not None:  # it waits for nothing, so not for its turn either
             return replace(self._leased[again.batch_id], ack_expired=expired)
         wake = asyncio.Event()
-        self._takers.append(wake)
+        self._takers[wake] = step
+        self._on_ahead()
         try:
             async with asyncio.timeout_at(started + timeout_s):
                 async with self._turn:
                     batch = await self._take(step, groups, started, wake)
                     return replace(batch, ack_expired=expired)
         except TimeoutError:
-            shortage = self._shortage(groups)
+            shortage = self._too_far(step) if self._ahead(step) else self._shortage(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None
         finally:
-            self._takers.remove(wake)
+            del self._takers[wake]
+            self._on_ahead()
 
     async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> Batch:
         while True:
@@ -152,6 +158,21 @@ class Batches:
                 raise _not_now(self._shortage(groups), groups, len(fresh) or self._buffer.ready)
             wake.clear()
             await wake.wait()
+
+    def _ahead(self, step: int) -> bool:
+        """Whether every token the fleet can make now would be too old at `step`."""
+        return step - self._version() > self.max_staleness
+
+    @property
+    def ahead(self) -> bool:
+        """Whether somebody waits for a step that nothing made now can be young enough for."""
+        return any(self._ahead(step) for step in self._takers.values())
+
+    def _too_far(self, step: int) -> Shortage:
+        version, bound = self._version(), self.max_staleness
+        message = f"step {step} needs weights of version {step - bound} or later, the fleet is at {version}"
+        detail = {"step": step, "weight_version": version, "max_staleness": bound}
+        return Shortage("not_enough", message, detail, final=True)
 
     def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 from rollout_svc.assembly import Parts, make_worker
 from rollout_svc.config import TrainerConfig, WorkerConfig
@@ -54,7 +55,7 @@ class Concurrency:
             ConfigError: the larger fleet's plan is impossible on this machine; nothing has changed.
         """
         pool = self._parts.pool
-        if any(worker.endpoint.url == config.url for worker in pool.workers.values()):
+        if any(_address(worker.endpoint.url) == _address(config.url) for worker in pool.workers.values()):
             raise Conflict(f"there is a worker at {config.url} already", type="duplicate")
         worker_id = f"w{self._next_worker}"
         batches = self._max_batches() | {worker_id: config.max_batch}
@@ -89,3 +90,10 @@ class Concurrency:
             worker.limit = plan.limit_of(worker.worker_id)
         self._parts.producer.set_plan(plan, self.trainer.prompt_repeat_k)
         self._parts.pool.fleet_changed()
+
+
+def _address(url: str) -> str:
+    """The url as far as it says which engine is meant: two workers on one engine would abort each other's requests."""
+    parts = urlsplit(url.lower())
+    host = "127.0.0.1" if parts.hostname in ("localhost", "::1") else parts.hostname
+    return f"{parts.scheme}://{host}:{parts.port}{parts.path}"

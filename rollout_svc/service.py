@@ -48,6 +48,7 @@ __all__ = ["RolloutService", "State"]
 
 State = Literal["starting", "running", "pausing", "paused", "resuming", "stopping", "failed"]
 
+_ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 _STOP_MARGIN_S: Final = 5.0  # seconds for what is left to end after the last pause
 
 
@@ -276,7 +277,7 @@ class RolloutService:
         producer = self.parts.producer
         source = self.prepared.sources.get(task)
         if source is None:
-            raise NotFound(f"no task {task!r}", detail={"tasks": sorted(self.prepared.sources)})
+            raise NotFound(f"no task {task[:_ECHO_CHARS]!r}", detail={"tasks": sorted(self.prepared.sources)})
         if not isinstance(source, PushSource):
             raise Conflict(f"task {task!r} does not take prompts: its prompts.push is not true")
         accepted = source.push(prompts)

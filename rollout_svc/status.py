@@ -71,6 +71,8 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "waiting_for": parts.producer.waiting,
         "ledger": ledger.as_json(),
         "workers": {w.worker_id: f"{w.state}: {w.reason}" for w in parts.pool.workers.values()},
+        "failed": dict(parts.tally.failed),
+        "last_failure": parts.tally.last_failure,
         "oldest": _oldest(parts),
     }
     if groups > plan.max_groups:
@@ -81,7 +83,10 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         return Shortage("exhausted", message, detail, final=True)
     if "train" in parts.pauses.closed:
         return Shortage("paused", "the stage is paused", detail)
-    return Shortage("not_enough", parts.producer.waiting or "groups are under way", detail)
+    message = parts.producer.waiting or "groups are under way"
+    if parts.tally.last_failure and not parts.buffer.ready:
+        message += f"; {sum(parts.tally.failed.values())} attempts failed, last: {parts.tally.last_failure}"
+    return Shortage("not_enough", message, detail)
 
 
 def _oldest(parts: Parts) -> list[dict[str, Any]]:

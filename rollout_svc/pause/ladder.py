@@ -271,6 +271,10 @@ class Ladder:
             return
         loop, delay = asyncio.get_running_loop(), _COUNT_POLL_S
         tally = climb.tallies[worker.worker_id]
+        quarantine = worker.quarantine
+        if quarantine is not None and quarantine.kind == "residual" and worker.worker_id not in climb.unconfirmed:
+            tally.residual = worker.residual  # its supervisor asks all the time; a frozen one must not cost every pause
+            return
         while True:
             count = await self._supervisor.count(worker)
             others = len(worker.calls) - len(worker.in_lanes(climb.lanes))

@@ -29,6 +29,7 @@ from rollout_svc.sample import ResumeAt, Sample, SampleStatus
 __all__ = ["GroupRun"]
 
 _S: Final = SampleStatus
+_TOLD_CHARS: Final = 500  # of a failure's message, told to whoever waits for a batch
 _JUDGEABLE: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
 
 
@@ -327,6 +328,7 @@ class GroupRun:
         sample.failures += 1
         final = sample.failures >= self._tools.max_attempts
         self._tools.tally.failed[failure.reason] += 1
+        self._tools.tally.last_failure = str(failure)[:_TOLD_CHARS]
         self._tools.bus.emit(
             SampleFailed(
                 sample.sample_id, self.group.prompt.task, failure.reason, failure.message, sample.failures, final

@@ -11,10 +11,12 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, Final
 
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EventBus, WeightsUpdated
+from rollout_svc.tasks import TaskOwner
 from rollout_svc.weights.fleet import Fleet, Source
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
@@ -27,9 +29,10 @@ _UNFLUSHED: Final = "unflushed"  # the kind of failure after which the label is 
 class WeightUpdater:
     """Carries one update to every worker that can take it."""
 
-    def __init__(self, *, fleet: Fleet, pool: WorkerPool, bus: EventBus) -> None:
+    def __init__(self, *, fleet: Fleet, pool: WorkerPool, tasks: TaskOwner, bus: EventBus) -> None:
         self._fleet = fleet
         self._pool = pool
+        self._tasks = tasks
         self._bus = bus
 
     async def update(self, version: int, source: Source, *, since: float) -> dict[str, Any]:
@@ -109,16 +112,41 @@ class WeightUpdater:
     async def _update_one(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
         try:
             if source.path is not None:
-                await self._fleet.load(worker, source.path, version)
+                await self._while_there(worker, self._fleet.load(worker, source.path, version))
             else:
-                await self._adopt(worker, version, previous)
+                await self._while_there(worker, self._adopt(worker, version, previous))
         except WorkerFailure as failure:
-            await self._ask(worker)
+            if worker.state is WorkerState.ACTIVE:
+                await self._ask(worker)
+            else:
+                worker.version = None  # nobody can say what it has; it is asked when it comes back
             cache = {"flushed": False} if failure.kind == _UNFLUSHED else {}
             return {"ok": False, "version": worker.version, "error": str(failure), **cache}
         if worker.version != version:
             return {"ok": False, "version": worker.version, "error": f"it reports version {worker.version}"}
         return {"ok": True, "version": version}
+
+    async def _while_there(self, worker: Worker, work: Coroutine[Any, Any, None]) -> None:
+        """Carry out a part of the update for as long as its worker is there: one that dies ends its part at once."""
+        task = self._tasks.spawn(f"update:{worker.worker_id}", work, handled=True)
+        gone = asyncio.Event()
+
+        def look() -> None:
+            known = self._pool.workers.get(worker.worker_id) is worker
+            if not known or worker.state in (WorkerState.DEAD, WorkerState.DRAINING):
+                gone.set()
+
+        unsubscribe = self._pool.subscribe(look)
+        waiting = self._tasks.spawn(f"gone:{worker.worker_id}", gone.wait())
+        try:
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise WorkerFailure("worker_dead", f"{worker.state}: {worker.reason}")
+            task.result()
+        finally:
+            unsubscribe()
+            waiting.cancel()
+            task.cancel()
 
     async def _adopt(self, worker: Worker, version: int, previous: int | None) -> None:
         """`external`: the trainer moved the weights; the label is ours to check, and to set where it lags.
