@@ -76,6 +76,8 @@ def task(**keys: Any) -> dict[str, Any]:
         ("service: {port: 1, port: 2}", "given twice"),
         ("- a list", "expected a mapping"),
         (changed(servce={}), "servce: unknown key"),
+        ("service: {port: 2024-13-45}", "config.yaml:1:17: '2024-13-45' is no timestamp: "),
+        ("service: &again {port: *again}", "config.yaml:1:24: anchor 'again' is used inside itself"),
         (changed(service={"port": "8700"}), "service.port: "),
         (changed(service={"host": "0.0.0.0", "port": 0}), "service.host: binding '0.0.0.0', beyond loopback"),
         (changed(tasks=[]), "tasks: "),
@@ -125,6 +127,10 @@ def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
         ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "trainer.train_batch_size"),
         ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "trainer.typo=1"),
         ("serve", "--config", CONFIGS / "quickstart.yaml", "--log-level", "loud"),
+        ("serve", "--config", CONFIGS / "quickstart.yaml", "--log-level", "warn"),
+        ("serve", "--config", CONFIGS / "quickstart.yaml", "--log-level", "critical"),
+        ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "service.port=2024-13-45"),
+        ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "service=&a [*a]"),
         ("plan", "--trainer", "/no/such/file.yaml", "--workers", "1"),
         ("plan", "--trainer", CONFIGS / "trainer-example.yaml", "--workers", "-1"),
         ("dance",),
@@ -313,7 +319,7 @@ async def test_a_service_whose_producer_dies_exits_1(tmp_path: Path) -> None:
 
 
 async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
-    """`status`, `pause` and `resume` with `--json` print the records of the API; an old ticket is exit 1."""
+    """`status`, `pause` and `resume` with `--json` print the API's records; an old ticket is exit 1, bad usage 2."""
     async with FakeSGLang(weight_version="0") as engine, served(tmp_path, workers=[{"url": engine.url}]) as service:
         url = await service.word("service.ready")
         status = await asyncio.to_thread(run, "status", "--url", url, "--json")
@@ -322,6 +328,9 @@ async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
         assert (json.loads(report.stdout)["ticket"], json.loads(report.stdout)["clean"]) == (1, True)
         shown = await asyncio.to_thread(run, "status", "--url", url)
         assert (shown.returncode, "paused" in shown.stdout) == (0, True)
+        for refused in (("--deadline-s", "0"), ("--deadline-s", "nan"), ("--mode", "wait"), ("--lane", "slow")):
+            done = await asyncio.to_thread(run, "pause", "--url", url, *refused)
+            assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         old = await asyncio.to_thread(run, "resume", "--url", url, "--ticket", "7")
         assert old.returncode == 1
         assert len(old.stderr.splitlines()) == 1
