@@ -107,6 +107,19 @@ def test_a_bad_configuration_is_one_line_and_exit_2(tmp_path: Path, config: Any,
     assert done.stdout == ""
 
 
+def test_conversations_without_a_template_are_refused_before_the_start(tmp_path: Path) -> None:
+    """`--dry-run` tells of a file whose messages could never become tokens, at the setting to blame."""  # P35
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+    config = written(tmp_path, task(prompts={"jsonl": "p.jsonl"}) | {"tokenizer": {"path": "bytes"}})
+    done = run("serve", "--config", config, "--dry-run")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("tokenizer.chat_template: p.jsonl:1: messages: ")
+    template = "tokenizer.chat_template={% for m in messages %}{{ m.content }}{% endfor %}"
+    done = run("serve", "--config", config, "--dry-run", "--set", template.replace("=", "='", 1) + "'")
+    assert done.returncode == 0
+
+
 def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
     """Three faults, three lines, in one run."""  # P35
     config = changed(service={"port": -1}, trainer={"train_batch_size": 0}, typo=1)
@@ -316,6 +329,19 @@ async def test_a_service_whose_producer_dies_exits_1(tmp_path: Path) -> None:
         code, said = await service.ended()
         assert code == 1
         assert "the source is broken" in said
+
+
+async def test_a_source_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    """SIGTERM ends a service with 0 while its source is blocked for good."""
+    tasks = [{"name": "t", "prompts": {"source": "tests.support.sources:never"}, "judger": {"name": "exact"}}]
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        served(tmp_path, workers=[{"url": engine.url}], tasks=tasks) as service,
+    ):
+        await service.word("service.ready")
+        service.process.send_signal(signal.SIGTERM)
+        code, _ = await service.ended()
+        assert code == 0
 
 
 async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
