@@ -5,7 +5,7 @@ Invariants:
 - Deciding and starting are one step without an await: nothing is started after the gate closed.
 - It never waits for a source: one that has nothing now says when it has, and holds up nobody.
 - A prompt is used up in the same step that admits it; a loop that is stopped anywhere loses none.
-- Whatever could change the decision calls `wake`; a group that rests sets the one timer there is.
+- Whatever could change the decision calls `wake`; what rests, groups or new prompts, sets the one timer there is.
 - While nothing can be started the loop says why, once per reason.
 - A prompt that cannot be used is admitted and settled FAILED, with its problem said: it is counted and not lost.
 """
@@ -20,11 +20,12 @@ from typing import Final
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupAdmitted, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
+from rollout_svc.producer.caution import Caution
 from rollout_svc.producer.lines import PromptLine
 from rollout_svc.producer.schedule import Counts, Decision, decide, next_task
 from rollout_svc.producer.sources import PromptSource
@@ -75,6 +76,9 @@ class Producer:
         self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._caution = Caution()
+        self._warned = False
+        bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
 
     @property
@@ -106,6 +110,7 @@ class Producer:
         finally:
             for source in self._sources.values():
                 source.close()
+            self._cancel_timer()
 
     async def _produce(self) -> None:
         while True:
@@ -131,6 +136,7 @@ class Producer:
             generating=self._rollouts.generating,
             unsettled_groups=self._ledger.unsettled_groups,
             continuable=int(earliest is not None and earliest <= now),
+            resting=self._caution.resting(now),
         )
         return decide(counts, required=plan.required, max_groups=plan.max_groups)
 
@@ -188,6 +194,7 @@ class Producer:
             ledger=self._ledger,
             now=now,
         )
+        self._caution.admitted(now)
         self.admitted[task] += 1
         self._bus.emit(GroupAdmitted(group.group_id, task, self._group_size))
         if failure is not None:
@@ -216,24 +223,37 @@ class Producer:
         if self.exhausted:
             self._buffer.changed()
 
+    def _finished(self, _: GroupFinished) -> None:
+        self._warned = False
+        if self._caution.finished():
+            self.wake()
+
     def _settled(self, event: GroupSettled) -> None:
         if event.outcome == "failed":
+            self._caution.failed(event.reason or "", asyncio.get_running_loop().time())
             self._tell_if_exhausted()
-        self.wake()  # one group less
+        self.wake()  # one group less, or the beginning of a rest
 
     def _say(self, reason: str) -> None:
         if reason != self.waiting:
             self.waiting = reason
-            if reason not in ("target_reached", "max_groups", "gate_closed"):
+            if reason == "every_group_fails":
+                if not self._warned:  # once, and not again after every trial
+                    self._bus.emit(ProducerWaiting(reason, self._caution.reason))
+                self._warned = True
+            elif reason not in ("target_reached", "max_groups", "gate_closed"):
                 states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
                 self._bus.emit(ProducerWaiting(reason, states or "no workers"))
 
     def _rest(self) -> None:
         """Set the timer for what rests and may go on next."""
+        self._cancel_timer()
+        loop = asyncio.get_running_loop()
+        rests = [at for at in (self._buffer.earliest(), self._caution.until) if at is not None and at > loop.time()]
+        if rests:
+            self._timer = loop.call_at(min(rests), self.wake)
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        loop = asyncio.get_running_loop()
-        rests = [at for at in (self._buffer.earliest(),) if at is not None and at > loop.time()]
-        if rests:
-            self._timer = loop.call_at(min(rests), self.wake)
