@@ -35,7 +35,7 @@ from rollout_svc.rollout.runtime import TaskRuntime, make_runtimes
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
-from rollout_svc.tokens import TextCodec, load_tokenizer
+from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.breaker import Breaker
@@ -97,6 +97,7 @@ def prepare(config: Config) -> Prepared:
     runtimes: dict[str, TaskRuntime] = {}
     sources: dict[str, PromptSource] = {}
     tokenizer = None
+    refused: Refused = {}
     try:
         runtimes = make_runtimes(config)
     except ConfigError as error:
@@ -105,10 +106,11 @@ def prepare(config: Config) -> Prepared:
         tokenizer = load_tokenizer(config.tokenizer)
     except ConfigError as error:
         problems.extend(error.problems)
-    has_tokenizer = config.tokenizer.path is not None
+    else:
+        refused = refused_content(tokenizer)
     for index, task in enumerate(config.tasks):
         try:
-            sources[task.name] = make_source(task.prompts, has_tokenizer=has_tokenizer, where=f"tasks.{index}.prompts")
+            sources[task.name] = make_source(task.prompts, refused=refused, where=f"tasks.{index}.prompts")
         except ConfigError as error:
             problems.extend(error.problems)
     if problems:

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ import typer
 
 from rollout_svc.config import Config
 from rollout_svc.configfile import dump_config, load_config, load_trainer
-from rollout_svc.errors import ConfigError, RolloutError
+from rollout_svc.errors import BadRequest, ConfigError, RolloutError
 from rollout_svc.plan import Plan, make_plan
 
 __all__ = ["app", "main"]
@@ -44,7 +45,7 @@ def main() -> None:
     """Run the command line; every expected error is a line on stderr and an exit code."""
     try:
         app()
-    except ConfigError as error:
+    except (ConfigError, BadRequest) as error:  # what was typed is refused, here or by the service
         sys.stderr.write(f"{error}\n")
         sys.exit(_BAD_USAGE)
     except RolloutError as error:
@@ -81,13 +82,14 @@ def serve(
     from rollout_svc.observe.logs import LEVELS, configure_logs  # noqa: PLC0415
     from rollout_svc.serve import serve as run  # noqa: PLC0415
 
-    if log_level.upper() not in LEVELS:
-        raise ConfigError.at("--log-level", f"{log_level!r} is none of debug, info, warning, error")
+    level = next((level for level in LEVELS if level == log_level), None)
+    if level is None:
+        raise ConfigError.at("--log-level", f"{log_level!r} is none of {', '.join(LEVELS)}")
     if dry_run:
         _show_dry_run(settings, prepare(settings).plan)
         return
-    configure_logs(log_level.lower())  # type: ignore[arg-type]
-    raise typer.Exit(run(settings, log_level.lower()))  # type: ignore[arg-type]
+    configure_logs(level)
+    raise typer.Exit(run(settings, level))
 
 
 def _show_dry_run(config: Config, plan: Plan) -> None:
@@ -152,8 +154,10 @@ def pause(
     """Stop the stage and show the report."""
     from rollout_svc.observe.terminal import show_report  # noqa: PLC0415 - rich
 
-    given: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "lanes": lane}
-    given = {key: value for key, value in given.items() if value}
+    if deadline_s is not None and not math.isfinite(deadline_s):  # JSON has no word for it: it would not arrive
+        raise ConfigError.at("--deadline-s", f"expected a finite number, not {deadline_s}")
+    given: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "lanes": lane or None}
+    given = {key: value for key, value in given.items() if value is not None}
     answer = _ask(url, token, lambda client: client.pause(**given))
     _answer(answer, as_json=as_json, show=show_report)
 

@@ -15,7 +15,16 @@ import ipaddress
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 __all__ = [
@@ -130,7 +139,7 @@ class WorkerConfig(Settings):
     url: str
     """`http://` or `https://` address of the engine, unique in the fleet."""
     dialect: Dialect = "auto"
-    """Which engine it is; `auto` asks it."""
+    """Which engine it is; `auto` is SGLang, the only one there is yet."""
     api_key: Secret | None = Field(None, repr=False)
     """Sent with generation requests."""
     admin_key: Secret | None = Field(None, repr=False)
@@ -165,6 +174,9 @@ class WorkerConfig(Settings):
         return _only(stream, False)
 
 
+_ORDER_OF_A_FILE = ("shuffle", "seed", "epochs")
+
+
 class PromptsConfig(Settings):
     """Where a task's prompts come from: exactly one of `jsonl`, `source`, `push`."""
 
@@ -187,6 +199,21 @@ class PromptsConfig(Settings):
         if sum(given) != 1:
             raise ValueError("give exactly one of jsonl, source, push")
         return self
+
+    @model_validator(mode="after")
+    def _order_of_a_file_only(self) -> Self:
+        """What would be ignored is refused: only a file is read in passes."""
+        if self.jsonl is None:
+            for key in _ORDER_OF_A_FILE:
+                if key in self.model_fields_set:
+                    raise _refuse((key,), "is for jsonl only: a source or a push has an order of its own")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_has_no_use(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what `_order_of_a_file_only` refuses: what is written can be read again."""
+        record: dict[str, Any] = write(self)
+        return record if self.jsonl is not None else {k: v for k, v in record.items() if k not in _ORDER_OF_A_FILE}
 
 
 class PluginConfig(Settings):

@@ -123,11 +123,31 @@ def _validate(model: type[M], data: object, problems: list[Problem], annotate: C
 # --- YAML ------------------------------------------------------------------------------------------------------------
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML, less its habit of letting the second of two equal keys win in silence."""
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without equal keys, anchors inside themselves, and errors of Python's for a 45th of the month."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._open: list[str | None] = []
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            if event.anchor in self._open:
+                message = f"anchor {event.anchor!r} is used inside itself"
+                raise yaml.MarkedYAMLError(problem=message, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def compose_sequence_node(self, anchor: Any) -> Any:
+        self._open.append(anchor)
+        node = super().compose_sequence_node(anchor)
+        self._open.pop()
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
+        self._open.append(anchor)
         node = super().compose_mapping_node(anchor)
+        self._open.pop()
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -136,9 +156,20 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 seen.add(key.value)
         return node
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError, OverflowError) as error:
+            kind = str(node.tag).rpartition(":")[2]
+            message = f"{node.value!r} is no {kind}: {error}"
+            raise yaml.MarkedYAMLError(problem=message, problem_mark=node.start_mark) from None
+
 
 def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except RecursionError:
+        raise yaml.YAMLError("is nested too deeply") from None
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

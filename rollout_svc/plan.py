@@ -3,7 +3,7 @@
 Invariants:
 
 - Pure: numbers in, a frozen plan out.
-- Everything is counted in requests (one per running sample); groups are converted here and nowhere else.
+- Everything is counted in requests (one per running sample); only `max_groups` counts groups.
 - No worker is asked for more than it is allowed: `limit_of(worker) >= required`, except where a limit was set by hand.
 - Nothing is adjusted in silence: every number that differs from the settings has a warning with both numbers.
 - Products are exact: fractions are taken as they are written, so that 10 * 1.1 is 11, not 12.
@@ -46,20 +46,10 @@ class Plan:
     """What was adjusted, with the numbers before and after."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """Requests allowed, by worker."""
-    samples_per_group: int = 1
-    """Requests that one group makes."""
 
     def limit_of(self, worker_id: str) -> int:
         """Return the requests this worker may be running; a worker the plan does not know gets the smallest limit."""
         return self.limits.get(worker_id, self.allowed)
-
-    def target_in_flight(self, live_workers: int) -> int:
-        """Return the requests the whole fleet should be running while this many workers take traffic."""
-        return self.required * live_workers
-
-    def target_groups(self, live_workers: int) -> int:
-        """Return the groups that make the target, the last one rounded up, within `max_groups`."""
-        return min(self.max_groups, ceil(Fraction(self.target_in_flight(live_workers), self.samples_per_group)))
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as the control API and `plan --json` show it."""
@@ -97,7 +87,7 @@ def make_plan(
     max_groups = ceil(trainer.train_batch_size * over) * (1 + trainer.max_staleness)
     if not sizes:
         warning = "no workers: nothing is started until one is added"
-        return Plan(0, 0, 0, trainer.allow_over_concurrency_ratio, max_groups, (warning,), {}, trainer.prompt_repeat_k)
+        return Plan(0, 0, 0, trainer.allow_over_concurrency_ratio, max_groups, (warning,))
     required = _required(trainer, len(sizes))
     ratio = trainer.allow_over_concurrency_ratio
     allowed = {name: ceil(size * _exact(ratio)) for name, size in sizes.items()}
@@ -119,9 +109,7 @@ def make_plan(
         if limit < required
     ]
     smallest_limit = min(allowed.values())
-    return Plan(
-        len(sizes), required, smallest_limit, ratio, max_groups, tuple(warnings), allowed, trainer.prompt_repeat_k
-    )
+    return Plan(len(sizes), required, smallest_limit, ratio, max_groups, tuple(warnings), allowed)
 
 
 def _required(trainer: TrainerConfig, workers: int) -> int:

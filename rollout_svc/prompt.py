@@ -1,6 +1,7 @@
 """What is to be answered: one prompt, as a value.
 
-Invariant: everything in it can be written as JSON; sources check that when they read it.
+Invariant: everything in it can be written as JSON; sources check that when they read it, and hand on nothing of a line
+that cannot.
 """
 
 from __future__ import annotations

@@ -16,14 +16,28 @@ from typing import Any, Protocol, TypeVar
 
 from rollout_svc.chat_template import BAD_PROMPT, Messages, Render, load_chat_template
 from rollout_svc.config import TokenizerConfig
-from rollout_svc.errors import ConfigError, SampleFailure
+from rollout_svc.errors import ConfigError, Problem, SampleFailure
 
-__all__ = ["BYTE_EOS", "ByteTokenizer", "FileTokenizer", "TextCodec", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "BYTE_EOS",
+    "ByteTokenizer",
+    "FileTokenizer",
+    "Refused",
+    "TextCodec",
+    "Tokenizer",
+    "load_tokenizer",
+    "refused_content",
+]
 
 INLINE_TOKENS = 4096
 """Bytes or ids: a cheap tokenizer handles these in 0.1 ms at most, about what a trip to a thread costs."""
 BYTE_EOS = 256
 """Id of the end of sequence in the bytes vocabulary; 0 to 255 are the bytes themselves."""
+
+SAMPLE_CONVERSATION: Messages = ({"role": "user", "content": "1 + 1 = ?"},)
+"""Rendered once, to see whether there is a template at all."""
+Refused = Mapping[str, Problem]
+"""Kinds of prompt content (`text`, `messages`) that cannot become tokens here: why, and at which setting, if any."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -126,14 +140,21 @@ class TextCodec:
         value = line[key]
         if key == "input_ids":
             return _checked_ids(value)
+        try:
+            return await self._encode(key, value)
+        except SampleFailure:
+            raise
+        except ConfigError as error:  # no template: the fault of the settings, but it must not end the run
+            raise SampleFailure(BAD_PROMPT, str(error)) from error
+        except Exception as error:  # half a character, or whatever the tokenizer's library raises
+            raise SampleFailure(BAD_PROMPT, f"{key}: {type(error).__name__}: {error}") from error
+
+    async def _encode(self, key: str, value: Any) -> list[int]:
         if self.tokenizer is None:
             raise SampleFailure(BAD_PROMPT, f"a prompt with {key} needs a tokenizer, and tokenizer.path is null")
         if key == "messages":
             _check_messages(value)
-            try:
-                return await self._run(self.tokenizer.apply_chat_template, value, small=False)
-            except ConfigError as error:  # no template: the fault of the settings, but it must not end the run
-                raise SampleFailure(BAD_PROMPT, str(error)) from error
+            return await self._run(self.tokenizer.apply_chat_template, value, small=False)
         if not isinstance(value, str):
             raise SampleFailure(BAD_PROMPT, f"text: expected a string, not {type(value).__name__}")
         return await self._run(self.tokenizer.encode, value, small=len(value) <= INLINE_TOKENS)
@@ -148,6 +169,20 @@ class TextCodec:
         if small and self.tokenizer is not None and self.tokenizer.cheap:
             return work(argument)
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, argument)
+
+
+def refused_content(tokenizer: Tokenizer | None) -> Refused:
+    """Say which kinds of prompt content cannot become tokens with this tokenizer; renders a conversation."""
+    if tokenizer is None:
+        without = Problem("", "needs a tokenizer, and tokenizer.path is null")
+        return {"text": without, "messages": without}
+    try:
+        tokenizer.apply_chat_template(SAMPLE_CONVERSATION)
+    except ConfigError as error:
+        return {"messages": error.problems[0]}
+    except Exception:  # noqa: BLE001 - it has a template, which does not like this conversation; others it may
+        return {}
+    return {}
 
 
 def load_tokenizer(config: TokenizerConfig) -> Tokenizer | None:

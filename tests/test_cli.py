@@ -76,6 +76,8 @@ def task(**keys: Any) -> dict[str, Any]:
         ("service: {port: 1, port: 2}", "given twice"),
         ("- a list", "expected a mapping"),
         (changed(servce={}), "servce: unknown key"),
+        ("service: {port: 2024-13-45}", "config.yaml:1:17: '2024-13-45' is no timestamp: "),
+        ("service: &again {port: *again}", "config.yaml:1:24: anchor 'again' is used inside itself"),
         (changed(service={"port": "8700"}), "service.port: "),
         (changed(service={"host": "0.0.0.0", "port": 0}), "service.host: binding '0.0.0.0', beyond loopback"),
         (changed(tasks=[]), "tasks: "),
@@ -105,6 +107,19 @@ def test_a_bad_configuration_is_one_line_and_exit_2(tmp_path: Path, config: Any,
     assert done.stdout == ""
 
 
+def test_conversations_without_a_template_are_refused_before_the_start(tmp_path: Path) -> None:
+    """`--dry-run` tells of a file whose messages could never become tokens, at the setting to blame."""  # P35
+    (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+    config = written(tmp_path, task(prompts={"jsonl": "p.jsonl"}) | {"tokenizer": {"path": "bytes"}})
+    done = run("serve", "--config", config, "--dry-run")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("tokenizer.chat_template: p.jsonl:1: messages: ")
+    template = "tokenizer.chat_template={% for m in messages %}{{ m.content }}{% endfor %}"
+    done = run("serve", "--config", config, "--dry-run", "--set", template.replace("=", "='", 1) + "'")
+    assert done.returncode == 0
+
+
 def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
     """Three faults, three lines, in one run."""  # P35
     config = changed(service={"port": -1}, trainer={"train_batch_size": 0}, typo=1)
@@ -125,6 +140,10 @@ def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
         ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "trainer.train_batch_size"),
         ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "trainer.typo=1"),
         ("serve", "--config", CONFIGS / "quickstart.yaml", "--log-level", "loud"),
+        ("serve", "--config", CONFIGS / "quickstart.yaml", "--log-level", "warn"),
+        ("serve", "--config", CONFIGS / "quickstart.yaml", "--log-level", "critical"),
+        ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "service.port=2024-13-45"),
+        ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "service=&a [*a]"),
         ("plan", "--trainer", "/no/such/file.yaml", "--workers", "1"),
         ("plan", "--trainer", CONFIGS / "trainer-example.yaml", "--workers", "-1"),
         ("dance",),
@@ -312,8 +331,21 @@ async def test_a_service_whose_producer_dies_exits_1(tmp_path: Path) -> None:
         assert "the source is broken" in said
 
 
+async def test_a_source_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    """SIGTERM ends a service with 0 while its source is blocked for good."""
+    tasks = [{"name": "t", "prompts": {"source": "tests.support.sources:never"}, "judger": {"name": "exact"}}]
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        served(tmp_path, workers=[{"url": engine.url}], tasks=tasks) as service,
+    ):
+        await service.word("service.ready")
+        service.process.send_signal(signal.SIGTERM)
+        code, _ = await service.ended()
+        assert code == 0
+
+
 async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
-    """`status`, `pause` and `resume` with `--json` print the records of the API; an old ticket is exit 1."""
+    """`status`, `pause` and `resume` with `--json` print the API's records; an old ticket is exit 1, bad usage 2."""
     async with FakeSGLang(weight_version="0") as engine, served(tmp_path, workers=[{"url": engine.url}]) as service:
         url = await service.word("service.ready")
         status = await asyncio.to_thread(run, "status", "--url", url, "--json")
@@ -322,6 +354,9 @@ async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
         assert (json.loads(report.stdout)["ticket"], json.loads(report.stdout)["clean"]) == (1, True)
         shown = await asyncio.to_thread(run, "status", "--url", url)
         assert (shown.returncode, "paused" in shown.stdout) == (0, True)
+        for refused in (("--deadline-s", "0"), ("--deadline-s", "nan"), ("--mode", "wait"), ("--lane", "slow")):
+            done = await asyncio.to_thread(run, "pause", "--url", url, *refused)
+            assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         old = await asyncio.to_thread(run, "resume", "--url", url, "--ticket", "7")
         assert old.returncode == 1
         assert len(old.stderr.splitlines()) == 1

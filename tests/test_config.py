@@ -32,7 +32,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "tasks": (
             {
                 "name": "a",
-                "prompts": {"jsonl": None, "source": None, "push": True, "shuffle": True, "seed": 0, "epochs": None},
+                "prompts": {"jsonl": None, "source": None, "push": True},
                 "agent": {"name": "single_turn", "path": None, "on_pause": None},
                 "judger": {"name": "exact", "path": None, "timeout_s": 60, "concurrency": None},
                 "sampling": {
@@ -61,6 +61,19 @@ def test_defaults_are_the_documented_ones() -> None:
         "pause": {"mode": "abort", "deadline_s": 30, "abort_interval_s": 5, "quarantine_s": 60},
         "buffer": {"path": None, "lease_s": 3600, "max_bytes": None},
     }
+
+
+def test_prompts_of_a_file_have_an_order() -> None:
+    """A file is read in shuffled passes without end unless it says otherwise."""
+    prompts = Config.model_validate({"tasks": [{"name": "a", "prompts": {"jsonl": "p"}}]}).tasks[0].prompts
+    assert (prompts.shuffle, prompts.seed, prompts.epochs) == (True, 0, None)
+
+
+@pytest.mark.parametrize("prompts", [{"push": True}, {"source": "m:a"}, {"jsonl": "p", "seed": 3}])
+def test_what_is_written_can_be_read_again(prompts: dict[str, Any]) -> None:
+    """The record of a configuration, as JSON, is a configuration, the same one."""
+    config = config_from_mapping({"tasks": [{"name": "a", "prompts": prompts}]})
+    assert config_from_mapping(config.model_dump(mode="json")) == config
 
 
 def test_a_worker_has_the_documented_keys() -> None:
@@ -133,6 +146,9 @@ def test_a_value_out_of_bounds_is_refused_at_its_path(part: str, value: Any, pat
         ({"prompts": {"push": True, "jsonl": "x"}}, "tasks.0.prompts"),
         ({"prompts": {"source": "module"}}, "tasks.0.prompts.source"),
         ({"prompts": {"push": True, "epochs": 0}}, "tasks.0.prompts.epochs"),
+        ({"prompts": {"push": True, "epochs": 1}}, "tasks.0.prompts.epochs"),
+        ({"prompts": {"source": "m:a", "shuffle": True}}, "tasks.0.prompts.shuffle"),
+        ({"prompts": {"source": "m:a", "seed": 0}}, "tasks.0.prompts.seed"),
         ({"sampling": {"max_tokens": 0}}, "tasks.0.sampling.max_tokens"),
         ({"sampling": {"temperature": -1}}, "tasks.0.sampling.temperature"),
         ({"sampling": {"top_p": 1.1}}, "tasks.0.sampling.top_p"),

@@ -48,10 +48,16 @@ def test_an_error_is_one_line_per_problem() -> None:
         ("pause:\n\tmode: abort\n", ":2:1"),
         ("pause: {}\npause: {}\n", ":2:1"),
         ("pause:\n  deadline_s: 1\n  deadline_s: 2\n", ":3:3"),
+        ("pause:\n  deadline_s: 2024-13-45\n", ":2:15"),
+        ("pause:\n  deadline_s: !!float soon\n", ":2:15"),
+        ("pause:\n  deadline_s: !!bool 3\n", ":2:15"),
+        ("tasks: &again\n- *again\n", ":2:3"),
+        ("pause: &again {mode: {deadline_s: *again}}\n", ":1:35"),
+        ("[" * 5000, ""),
     ],
 )
 def test_bad_yaml_is_placed(tmp_path: Path, text: str, where: str) -> None:
-    """P35: a syntax error, or a key given twice, is one line with file, line and column."""
+    """P35: what cannot be read, or given twice, or inside itself, is one line with file, and line and column if any."""
     path = write(tmp_path, text)
     found = problems(path)
     assert list(found) == [f"{path}{where}"]

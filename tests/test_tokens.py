@@ -19,7 +19,15 @@ from tokenizers.processors import TemplateProcessing
 from rollout_svc.chat_template import load_chat_template
 from rollout_svc.config import TokenizerConfig
 from rollout_svc.errors import ConfigError, SampleFailure
-from rollout_svc.tokens import BYTE_EOS, INLINE_TOKENS, ByteTokenizer, TextCodec, Tokenizer, load_tokenizer
+from rollout_svc.tokens import (
+    BYTE_EOS,
+    INLINE_TOKENS,
+    ByteTokenizer,
+    TextCodec,
+    Tokenizer,
+    load_tokenizer,
+    refused_content,
+)
 
 WORDS = ["<s>", "</s>", "<unk>", "user", "assistant", "hello", "world", ":"]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }} : {{ m.content }}\n{% endfor %}assistant :"
@@ -62,6 +70,25 @@ def test_no_tokenizer_is_none() -> None:
     assert load_tokenizer(TokenizerConfig()) is None
     with pytest.raises(ConfigError, match=r"^tokenizer\.chat_template: "):
         load_tokenizer(TokenizerConfig(chat_template=TEMPLATE))
+
+
+def test_what_cannot_become_tokens_is_known_beforehand(directory: Path) -> None:
+    """P35: without a tokenizer no text, without a chat template no messages; a template that is there may be picky."""
+    assert set(refused_content(None)) == {"text", "messages"}
+    for path in ("bytes", directory):
+        [(kind, problem)] = refused_content(load(path)).items()
+        assert (kind, problem.path) == ("messages", "tokenizer.chat_template")
+        assert refused_content(load(path, TEMPLATE)) == {}
+        assert refused_content(load(path, "{{ raise_exception('system first') }}")) == {}
+
+
+async def test_whatever_a_tokenizer_raises_is_the_failure_of_its_prompt() -> None:
+    """Text that is no Unicode, in a prompt or made by its template, is `bad_prompt`, not an error of the service."""
+    codec = TextCodec(ByteTokenizer(lambda _: "\ud83d"))
+    for line in ({"text": "half \ud83d"}, {"messages": HELLO}):
+        with pytest.raises(SampleFailure, match="UnicodeEncodeError") as failed:
+            await codec.encode_prompt(line)
+        assert failed.value.reason == "bad_prompt"
 
 
 def test_a_directory_is_loaded(directory: Path) -> None:

@@ -80,11 +80,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine says of itself: its weight label as sent, and its limits where it names them."""
+    """What an engine says of itself: its weight label as sent, and what its dialect can do with it."""
 
     weight_label: str | None
     capabilities: tuple[str, ...] = ()
-    version: str | None = None
 
     @property
     def weight_version(self) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import structlog
 
 from rollout_svc import events
-from rollout_svc.observe.logs import Level
+from rollout_svc.observe.logs import LEVELS, Level
 
 __all__ = ["log_events"]
 
@@ -37,14 +37,13 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.LeaseExpired: ("batch.lease_expired", "warning"),
     events.ComponentDied: ("component.died", "error"),
 }
-_ORDER: Final[tuple[Level, ...]] = ("debug", "info", "warning", "error")
 
 
 def log_events(bus: events.EventBus, level: Level = "info") -> None:
     """Write the bus's events to the log, those at `level` or above."""
     log = structlog.get_logger("rollout")
     for kind, (name, at) in _NAMES.items():
-        if _ORDER.index(at) >= _ORDER.index(level):
+        if LEVELS.index(at) >= LEVELS.index(level):
             bus.subscribe(kind, _writer(getattr(log, at), name))
 
 

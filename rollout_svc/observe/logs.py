@@ -11,16 +11,17 @@ Invariants:
 import json as stdlib_json
 import logging
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-__all__ = ["Level", "configure_logs"]
+__all__ = ["LEVELS", "Level", "configure_logs"]
 
-Level = Literal["debug", "info", "warning", "error", "critical"]
-LEVELS = logging.getLevelNamesMapping()
+Level = Literal["debug", "info", "warning", "error"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""From the least to the gravest."""
 
 LIBRARIES = ("aiohttp", "asyncio")
 """Loggers of the standard library's kind that are worth hearing, from warning up."""
@@ -46,7 +47,7 @@ def configure_logs(level: Level = "info", *, json: bool | None = None) -> None:
         render = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[*shared, render],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=_StderrLoggerFactory(),
         cache_logger_on_first_use=True,
     )

@@ -3,9 +3,11 @@
 Invariants:
 
 - Deciding and starting are one step without an await: nothing is started after the gate closed.
+- It never waits for a source: one that has nothing now says when it has, and holds up nobody.
 - A prompt is used up in the same step that admits it; a loop that is stopped anywhere loses none.
-- Whatever could change the decision calls `wake`; a group that rests sets the one timer there is.
+- Whatever could change the decision calls `wake`; what rests, groups or new prompts, sets the one timer there is.
 - While nothing can be started the loop says why, once per reason.
+- A prompt that cannot be used is admitted and settled FAILED, with its problem said: it is counted and not lost.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from rollout_svc.buffer.replay import ReplayBuffer
+from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupAdmitted, GroupSettled, ProducerWaiting
+from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
-from rollout_svc.producer.lines import prompt_id
+from rollout_svc.producer.caution import Caution
+from rollout_svc.producer.lines import PromptLine
 from rollout_svc.producer.schedule import Counts, Decision, decide, next_task
 from rollout_svc.producer.sources import PromptSource
 from rollout_svc.prompt import Prompt
@@ -72,6 +76,10 @@ class Producer:
         self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._caution = Caution()
+        self._warned = False
+        bus.subscribe(GroupFinished, self._finished)
+        bus.subscribe(GroupSettled, self._settled)
 
     @property
     def exhausted(self) -> bool:
@@ -101,6 +109,16 @@ class Producer:
 
     async def run(self) -> None:
         """Produce until cancelled."""
+        try:
+            for source in self._sources.values():
+                source.open(self._source_changed)
+            await self._produce()
+        finally:
+            for source in self._sources.values():
+                source.close()
+            self._cancel_timer()
+
+    async def _produce(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -124,6 +142,7 @@ class Producer:
             generating=self._rollouts.generating,
             unsettled_groups=self._ledger.unsettled_groups,
             continuable=int(earliest is not None and earliest <= now),
+            resting=self._caution.resting(now),
         )
         return decide(counts, required=plan.required, max_groups=plan.max_groups)
 
@@ -141,19 +160,20 @@ class Producer:
         return await self._admit()
 
     async def _admit(self) -> bool:
-        """Read ahead, then decide again: what was awaited may have changed everything."""
-        lines = {name: line for name, source in self._sources.items() if (line := await source.peek()) is not None}
+        """Encode a prompt, then decide again: what was awaited may have changed everything."""
+        lines = {name: line for name, source in self._sources.items() if (line := source.peek()) is not None}
         task = next_task(self.admitted, {name: self._runtimes[name].weight for name in lines})
         if task is None:
             self._say("no_prompts")
             return False
         line = lines[task]
-        failure: SampleFailure | None = None
+        failure = None if line.problem is None else SampleFailure(BAD_PROMPT, line.problem)
         ids: list[int] = []
-        try:
-            ids = await self._codec.encode_prompt(line)
-        except SampleFailure as error:
-            failure = error
+        if failure is None:
+            try:
+                ids = await self._codec.encode_prompt(line.content)
+            except SampleFailure as error:
+                failure = error
         decision = self._decide()
         if decision.action != "admit":
             return decision.action == "continue"
@@ -161,15 +181,16 @@ class Producer:
         self._start(task, line, ids, failure)
         return True
 
-    def _start(self, task: str, line: Mapping[str, Any], ids: list[int], failure: SampleFailure | None) -> None:
+    def _start(self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None) -> None:
+        content, now = line.content, asyncio.get_running_loop().time()
         prompt = Prompt(
-            prompt_id=prompt_id(line),
+            prompt_id=line.prompt_id,
             task=task,
             input_ids=ids,
-            content=line.get("messages") or line.get("text"),
-            ground_truth=line.get("ground_truth"),
-            meta=dict(line.get("meta") or {}),
-            engine_extra=dict(line.get("engine_extra") or {}),
+            content=content.get("messages") or content.get("text"),
+            ground_truth=content.get("ground_truth"),
+            meta=dict(content.get("meta") or {}),
+            engine_extra=dict(content.get("engine_extra") or {}),
         )
         group = Group(
             group_id=uuid.uuid4().hex,
@@ -177,31 +198,68 @@ class Producer:
             size=self._group_size,
             lane="train",
             ledger=self._ledger,
-            now=asyncio.get_running_loop().time(),
+            now=now,
         )
+        self._caution.admitted(now)
         self.admitted[task] += 1
         self._bus.emit(GroupAdmitted(group.group_id, task, self._group_size))
         if failure is not None:
-            group.settle("failed", failure.reason)
-            self._tally.settled[f"failed:{failure.reason}"] += 1
-            self._bus.emit(GroupSettled(group.group_id, task, "failed", failure.reason))
+            self._fail(group, failure)
             return
         self.waiting = ""
         self._rollouts.start(group, self._runtimes[task])
 
+    def _fail(self, group: Group, failure: SampleFailure) -> None:
+        """Settle a group whose prompt cannot be used; trying it again would change nothing."""
+        task, reason = group.prompt.task, failure.reason
+        group.settle("failed", reason)
+        self._tally.failed[reason] += 1
+        self._tally.settled[f"failed:{reason}"] += 1
+        self._bus.emit(SampleFailed(group.samples[0].sample_id, task, reason, failure.message, 1, final=True))
+        self._bus.emit(GroupSettled(group.group_id, task, "failed", reason))
+
+    # -- what changes the decision ---------------------------------------------------------------------------
+
+    def _source_changed(self) -> None:
+        self.wake()
+        self._tell_if_exhausted()
+
+    def _tell_if_exhausted(self) -> None:
+        """Whoever waits for a batch has to know that no more prompts come."""
+        if self.exhausted:
+            self._buffer.changed()
+
+    def _finished(self, _: GroupFinished) -> None:
+        self._warned = False
+        if self._caution.finished():
+            self.wake()
+
+    def _settled(self, event: GroupSettled) -> None:
+        if event.outcome == "failed":
+            self._caution.failed(event.reason or "", asyncio.get_running_loop().time())
+            self._tell_if_exhausted()
+        self.wake()  # one group less, or the beginning of a rest
+
     def _say(self, reason: str) -> None:
         if reason != self.waiting:
             self.waiting = reason
-            if reason not in ("target_reached", "max_groups", "gate_closed"):
+            if reason == "every_group_fails":
+                if not self._warned:  # once, and not again after every trial
+                    self._bus.emit(ProducerWaiting(reason, self._caution.reason))
+                self._warned = True
+            elif reason not in ("target_reached", "max_groups", "gate_closed"):
                 states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
                 self._bus.emit(ProducerWaiting(reason, states or "no workers"))
 
     def _rest(self) -> None:
-        """Set the timer for the next group whose rest ends."""
+        """Set the timer for what rests and may go on next."""
+        self._cancel_timer()
+        loop = asyncio.get_running_loop()
+        rests = [at for at in (self._buffer.earliest(), self._caution.until) if at is not None and at > loop.time()]
+        if rests:
+            self._timer = loop.call_at(min(rests), self.wake)
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        earliest = self._buffer.earliest()
-        loop = asyncio.get_running_loop()
-        if earliest is not None and earliest > loop.time():
-            self._timer = loop.call_at(earliest, self.wake)

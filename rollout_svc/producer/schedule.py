@@ -5,7 +5,7 @@ Invariants:
 - Work under way is continued before anything new is admitted.
 - Requests under way reach the target of the plan and are started only below it.
 - Groups admitted and not consumed never exceed `plan.max_groups`.
-- With no worker in traffic nothing is started, so no prompt is used up.
+- With no worker in traffic nothing is started, and while every group fails next to nothing: no prompt is used up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 __all__ = ["Counts", "Decision", "decide", "next_task"]
 
 Action = Literal["continue", "admit", "wait"]
-WaitReason = Literal["", "gate_closed", "no_worker", "target_reached", "max_groups", "no_prompts"]
+WaitReason = Literal["", "gate_closed", "no_worker", "target_reached", "max_groups", "every_group_fails", "no_prompts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Counts:
         generating: samples in their agent loop.
         unsettled_groups: groups admitted and not consumed, filtered, expired or failed.
         continuable: unfinished groups whose rest is over.
+        resting: new prompts rest, because groups keep failing (`caution`).
     """
 
     gate_open: bool
@@ -37,6 +38,7 @@ class Counts:
     generating: int
     unsettled_groups: int
     continuable: int
+    resting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ def decide(counts: Counts, *, required: int, max_groups: int) -> Decision:
         return Decision("continue")
     if counts.unsettled_groups >= max_groups:
         return Decision("wait", "max_groups")
+    if counts.resting:
+        return Decision("wait", "every_group_fails")
     return Decision("admit")
 
 

@@ -2,19 +2,19 @@
 
 Invariants:
 
-- `peek` shows the next line without using it up; only `advance` moves the position, and it never waits. A prompt that
+- Nothing here waits: `peek` shows the next line without using it up, only `advance` moves the position. A prompt that
   could not be started is still the next one.
-- Files and iterators are read in threads, a stretch at a time.
+- Files and iterators are read ahead by a thread per source, so that none holds up another (`reading`).
+- A line that cannot be used is handed on with its problem; a source that raises is an error of the source.
 - A pushed id is accepted once per task.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,61 +24,51 @@ import orjson
 from rollout_svc.config import PromptsConfig
 from rollout_svc.errors import BadRequest, ConfigError
 from rollout_svc.plugins import load_attr
-from rollout_svc.producer.lines import check_line, prompt_id
+from rollout_svc.producer.lines import PromptLine, check_line, read_line
+from rollout_svc.producer.reading import ReadAhead
+from rollout_svc.tokens import Refused
 
 __all__ = ["IteratorSource", "JsonlSource", "PromptSource", "PushSource", "make_source"]
 
-_STRETCH: Final = 64  # lines read in one trip to a thread
+_STRETCH: Final = 64  # lines read in one opening of a file
 
 
 class PromptSource(Protocol):
     """The prompts of one task."""
 
-    exhausted: bool
-    """No line will ever come again."""
+    @property
+    def exhausted(self) -> bool:
+        """No line will ever come again."""
 
-    async def peek(self) -> Mapping[str, Any] | None:
+    def open(self, wake: Callable[[], None]) -> None:
+        """Begin: `wake()` is called in this loop when there is a line, or an end, for whoever was shown none."""
+
+    def close(self) -> None:
+        """Give nothing more; idempotent, and returns at once."""
+
+    def peek(self) -> PromptLine | None:
         """The next line, or None when there is none now."""
 
     def advance(self) -> None:
         """Use up the line that `peek` showed."""
 
 
-class _Ahead:
-    """Lines read and not used up."""
-
-    def __init__(self) -> None:
-        self.exhausted = False
-        self._lines: deque[Mapping[str, Any]] = deque()
-
-    async def peek(self) -> Mapping[str, Any] | None:
-        if not self._lines and not self.exhausted:
-            lines = await asyncio.to_thread(self._read)
-            self._lines.extend(lines)
-            self.exhausted = not self._lines
-        return self._lines[0] if self._lines else None
-
-    def advance(self) -> None:
-        self._lines.popleft()
-
-    def _read(self) -> list[Mapping[str, Any]]:
-        raise AssertionError("each source reads in its own way")
-
-
-class JsonlSource(_Ahead):
+class JsonlSource(ReadAhead):
     """A file with one prompt per line, in passes; each pass in its own seeded order."""
 
-    def __init__(self, path: Path, config: PromptsConfig, *, has_tokenizer: bool, where: str) -> None:
+    def __init__(self, path: Path, config: PromptsConfig, *, refused: Refused, where: str) -> None:
         """Index and check the whole file; blocks, so make it before the loop or in a thread.
 
         Raises:
-            ConfigError: at `where`, naming the first bad line, or that there is none at all.
+            ConfigError: at `where`, naming the first bad line, or that there is none at all; at the setting to blame
+                for lines of a kind that is refused.
         """
-        super().__init__()
         self._path = path
         self._config = config
-        self._offsets = _index(path, has_tokenizer=has_tokenizer, where=where)
-        self._order = self._passes()
+        self._refused = refused
+        self._where = where
+        self._offsets = _index(path, refused=refused, where=where)
+        super().__init__(f"prompts:{where}", self._read(), first=_STRETCH)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -92,34 +82,28 @@ class JsonlSource(_Ahead):
             yield from order
             epoch += 1
 
-    def _read(self) -> list[Mapping[str, Any]]:
-        lines: list[Mapping[str, Any]] = []
-        with self._path.open("rb") as file:
-            for index in islice(self._order, _STRETCH):
-                file.seek(self._offsets[index])
-                lines.append(orjson.loads(file.readline()))
-        return lines
+    def _read(self) -> Iterator[PromptLine]:
+        order = self._passes()
+        while stretch := list(islice(order, _STRETCH)):
+            with self._path.open("rb") as file:
+                lines = [self._line(file.seek(self._offsets[index]), file.readline()) for index in stretch]
+            yield from lines
+
+    def _line(self, offset: int, raw: bytes) -> PromptLine:
+        """Read a line again: the file may have changed since it was checked."""
+        at = f"{self._where}@{offset}"
+        try:
+            return read_line(orjson.loads(raw), self._refused, at)
+        except ValueError as error:
+            return PromptLine(at, problem=f"{at}: not JSON: {error}")
 
 
-class IteratorSource(_Ahead):
-    """Anything to iterate over, found by `module:attr`; a callable is called first."""
+class IteratorSource(ReadAhead):
+    """Anything to iterate over; a line that cannot be used is handed on with its problem."""
 
-    def __init__(self, iterable: Iterable[Any], *, has_tokenizer: bool, where: str) -> None:
-        super().__init__()
-        self._iterator = iter(iterable)
-        self._has_tokenizer = has_tokenizer
-        self._where = where
-        self._count = 0
-
-    def _read(self) -> list[Mapping[str, Any]]:
-        lines: list[Mapping[str, Any]] = []
-        for line in islice(self._iterator, _STRETCH):
-            problem = check_line(line, has_tokenizer=self._has_tokenizer) or _not_json(line)
-            if problem is not None:
-                raise ConfigError.at(".".join((self._where, str(self._count), problem[0])).rstrip("."), problem[1])
-            self._count += 1
-            lines.append(line)
-        return lines
+    def __init__(self, iterable: Iterable[Any], *, refused: Refused, where: str) -> None:
+        lines = (read_line(line, refused, f"{where}.{index}") for index, line in enumerate(iterable))
+        super().__init__(f"prompts:{where}", lines)
 
 
 class PushSource:
@@ -127,13 +111,21 @@ class PushSource:
 
     exhausted = False
 
-    def __init__(self, *, has_tokenizer: bool) -> None:
-        self._has_tokenizer = has_tokenizer
-        self._lines: deque[Mapping[str, Any]] = deque()
+    def __init__(self, *, refused: Refused) -> None:
+        self._refused = refused
+        self._lines: deque[PromptLine] = deque()
         self._seen: set[str] = set()
+        self._wake: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._lines)
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """Tell `wake` of every push that brought something."""
+        self._wake = wake
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     def push(self, lines: list[Any]) -> int:
         """Take lines in, all or none; returns how many were new.
@@ -141,21 +133,20 @@ class PushSource:
         Raises:
             BadRequest: a line is wrong; nothing was taken.
         """
+        read: list[PromptLine] = []
         for index, line in enumerate(lines):
-            problem = check_line(line, has_tokenizer=self._has_tokenizer)
+            problem = check_line(line, self._refused)
             if problem is not None:
-                path = f"prompts.{index}.{problem[0]}".rstrip(".")
-                raise BadRequest.at(path, problem[1])
-        accepted = 0
-        for line in lines:
-            name = prompt_id(line)
-            if name not in self._seen:
-                self._seen.add(name)
-                self._lines.append(line)
-                accepted += 1
-        return accepted
+                raise BadRequest.at(f"prompts.{index}.{problem.path}".rstrip("."), problem.message)
+            read.append(read_line(line, self._refused, f"prompts.{index}"))
+        fresh = {line.prompt_id: line for line in reversed(read) if line.prompt_id not in self._seen}
+        self._seen.update(fresh)
+        self._lines.extend(reversed(fresh.values()))
+        if fresh:
+            self._wake()
+        return len(fresh)
 
-    async def peek(self) -> Mapping[str, Any] | None:
+    def peek(self) -> PromptLine | None:
         """The oldest line that is left."""
         return self._lines[0] if self._lines else None
 
@@ -164,26 +155,31 @@ class PushSource:
         self._lines.popleft()
 
 
-def make_source(config: PromptsConfig, *, has_tokenizer: bool, where: str) -> PromptSource:
+def make_source(config: PromptsConfig, *, refused: Refused, where: str) -> PromptSource:
     """Make the source a task names; reads files, so call it before the loop or in a thread.
 
+    Args:
+        config: the task's prompts.
+        refused: kinds of content that cannot become tokens here.
+        where: dotted path of `config`: `tasks.0.prompts`.
+
     Raises:
-        ConfigError: below `where` (`tasks.0.prompts`).
+        ConfigError: below `where`, or at the setting that makes a file's lines impossible.
     """
     if config.push:
-        return PushSource(has_tokenizer=has_tokenizer)
+        return PushSource(refused=refused)
     if config.jsonl is not None:
-        return JsonlSource(Path(config.jsonl), config, has_tokenizer=has_tokenizer, where=f"{where}.jsonl")
+        return JsonlSource(Path(config.jsonl), config, refused=refused, where=f"{where}.jsonl")
     where = f"{where}.source"
     try:
         found: Any = load_attr(str(config.source))
         iterable: Any = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
-        return IteratorSource(iterable, has_tokenizer=has_tokenizer, where=where)
+        return IteratorSource(iterable, refused=refused, where=where)
     except Exception as error:
         raise ConfigError.at(where, f"cannot use {config.source!r}: {type(error).__name__}: {error}") from error
 
 
-def _index(path: Path, *, has_tokenizer: bool, where: str) -> array[int]:
+def _index(path: Path, *, refused: Refused, where: str) -> array[int]:
     """Offsets of the lines that are not blank, each line checked."""
     offsets = array("q")
     try:
@@ -191,7 +187,7 @@ def _index(path: Path, *, has_tokenizer: bool, where: str) -> array[int]:
             offset = 0
             for number, raw in enumerate(file, 1):
                 if raw.strip():
-                    _check_raw(raw, f"{path.name}:{number}", has_tokenizer=has_tokenizer, where=where)
+                    _check_raw(raw, f"{path.name}:{number}", refused=refused, where=where)
                     offsets.append(offset)
                 offset += len(raw)
     except OSError as error:
@@ -201,20 +197,15 @@ def _index(path: Path, *, has_tokenizer: bool, where: str) -> array[int]:
     return offsets
 
 
-def _not_json(line: Any) -> tuple[str, str] | None:
-    """A line that did not come as JSON has to become some: it leaves with its batch."""
-    try:
-        orjson.dumps(line)
-    except TypeError as error:
-        return "", f"cannot be written as JSON: {error}"
-    return None
-
-
-def _check_raw(raw: bytes, at: str, *, has_tokenizer: bool, where: str) -> None:
+def _check_raw(raw: bytes, at: str, *, refused: Refused, where: str) -> None:
     try:
         line = orjson.loads(raw)
     except ValueError as error:
         raise ConfigError.at(where, f"{at}: not JSON: {error}") from error
-    problem = check_line(line, has_tokenizer=has_tokenizer)
-    if problem is not None:
-        raise ConfigError.at(where, f"{at}: {': '.join(part for part in problem if part)}")
+    problem = check_line(line, refused)
+    if problem is None:
+        return
+    blamed = refused.get(problem.path)
+    if blamed is not None and blamed.path and blamed.message == problem.message:
+        raise ConfigError.at(blamed.path, f"{at}: {problem}")
+    raise ConfigError.at(where, f"{at}: {problem}")

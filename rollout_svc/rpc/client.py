@@ -221,7 +221,7 @@ class RolloutClient:
         return await self._call("POST", "/v1/workers", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
 
     async def remove_worker(self, worker_id: str) -> Json:
-        """Take an engine out of the fleet; its requests move elsewhere."""
+        """Take an engine out of the fleet; what it runs may finish first."""
         path = f"/v1/workers/{quote(worker_id, safe='')}"
         return await self._call("DELETE", path, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
 

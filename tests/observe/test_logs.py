@@ -64,9 +64,7 @@ def test_a_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(terminal.getvalue())["event"] == "worker.down"
 
 
-@pytest.mark.parametrize(
-    ("level", "written"), [("debug", 3), ("info", 2), ("warning", 1), ("error", 0), ("critical", 0)]
-)
+@pytest.mark.parametrize(("level", "written"), [("debug", 3), ("info", 2), ("warning", 1), ("error", 0)])
 def test_the_level_is_kept(capsys: pytest.CaptureFixture[str], level: Level, written: int) -> None:
     """Lines below the level are not written."""
     configure_logs(level)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow
-from rollout_svc.events import ComponentDied, LeaseExpired
+from rollout_svc.events import ComponentDied, GroupSettled, LeaseExpired, SampleFailed
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
+from tests.support.sources import BAD_LINES
 from tests.support.stage import lines, stage
 
 
@@ -171,10 +172,9 @@ async def test_prompts_that_ran_out_end_the_wait(tmp_path: Path, engine: FakeSGL
         assert len((await made.take(groups=3))["groups"]) == 3
 
 
-@pytest.mark.parametrize("source", ["breaks", "one_is_wrong"])
-async def test_a_dead_producer_fails_every_take_at_once(source: str) -> None:
+async def test_a_dead_producer_fails_every_take_at_once() -> None:
     """A source that raises ends the producer: waiting takes and later calls get its traceback, `failed`."""  # P23
-    prompts = {"source": f"tests.support.sources:{source}"}
+    prompts = {"source": "tests.support.sources:breaks"}
     async with FakeSGLang(weight_version="0") as engine, stage(engine, prompts=prompts, ready=False) as made:
         made.may_die = True
         waiting = [made.start(made.service.take_batch(step, 1, 600.0)) for step in range(3)]
@@ -190,6 +190,37 @@ async def test_a_dead_producer_fails_every_take_at_once(source: str) -> None:
         assert made.service.state == "failed"
         assert [died.component for died in made.of(ComponentDied)] == ["producer"]
         assert made.service.status()["state"] == "failed"
+
+
+async def test_bad_lines_of_a_source_fail_alone(engine: FakeSGLang) -> None:
+    """Each is admitted and FAILED as `bad_prompt`, its problem in an event; production goes on to the end."""  # P23
+    wrong = len(BAD_LINES)
+    prompts, trainer = {"source": "tests.support.sources:some_are_wrong"}, {"train_batch_size": wrong}
+    async with stage(engine, prompts=prompts, trainer=trainer) as made:
+        batch = await made.take(groups=wrong)
+        assert sorted(ids(batch)) == sorted(f"p{number}" for number in range(wrong))
+        await made.service.ack(batch["batch_id"])
+        with pytest.raises(NotNow) as refused:
+            await made.take(step=1, groups=1, timeout_s=600.0)
+        assert refused.value.type == "exhausted"
+        assert (made.groups("failed"), made.samples("failed")) == (wrong, wrong)
+        said = [(failed.reason, failed.final) for failed in made.of(SampleFailed)]
+        assert said == [("bad_prompt", True)] * wrong
+        assert all(failed.message.startswith("tasks.0.prompts.source.") for failed in made.of(SampleFailed))
+        assert {settled.reason for settled in made.of(GroupSettled)} == {"bad_prompt"}
+
+
+async def test_prompts_of_a_source_that_hangs_are_used(engine: FakeSGLang) -> None:
+    """Two lines that came are two groups, though a third never comes; no other task is held up, nor the stop."""  # P33
+    task = {"judger": {"path": "tests.support.judges:Judge"}, "agent": {"name": "single_turn"}}
+    tasks = [
+        {"name": "t", "prompts": {"push": True}, **task},
+        {"name": "u", "prompts": {"source": "tests.support.sources:two_and_then_nothing"}, **task},
+        {"name": "v", "prompts": {"source": "tests.support.sources:never"}, **task},
+    ]
+    async with stage(engine, tasks=tasks, pushed=2) as made:
+        batch = await made.take(groups=4)
+        assert {name: figures["groups"] for name, figures in batch["metrics"]["tasks"].items()} == {"t": 2, "u": 2}
 
 
 async def test_only_completed_groups_leave(engine: FakeSGLang) -> None:
@@ -223,6 +254,14 @@ async def test_pushed_prompts_are_accepted_once_and_all_or_none(engine: FakeSGLa
         assert await made.push(lines(1, first=50)) == 1
         with pytest.raises(NotFound):
             await made.service.put_prompts("nobody", [])
+
+
+async def test_conversations_without_a_template_are_not_accepted(engine: FakeSGLang) -> None:
+    """A pushed line that could never become tokens is refused at its field."""  # P35
+    async with stage(engine, tokenizer={"path": "bytes"}) as made:
+        with pytest.raises(BadRequest) as refused:
+            await made.push([{"messages": [{"role": "user", "content": "hello"}]}])
+        assert [problem["path"] for problem in refused.value.detail] == ["prompts.0.messages"]
 
 
 async def test_prompts_are_not_pushed_to_a_task_that_reads_a_file(tmp_path: Path, engine: FakeSGLang) -> None:

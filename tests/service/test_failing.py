@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rollout_svc.errors import NotNow
-from rollout_svc.events import GroupSettled, SampleFailed
+from rollout_svc.events import GroupSettled, ProducerWaiting, SampleFailed
 from rollout_svc.judging import Reward
+from rollout_svc.producer.caution import LIMIT
 from tests.support.fake_sglang import Call, FakeSGLang, Raw, Reply, Status
 from tests.support.faults import RUBBISH, Fault
 from tests.support.judges import GroupJudge, Judge
@@ -31,6 +33,23 @@ def poisoned(fault: Fault) -> Callable[[Call], Reply | Fault]:
         return fault if call.prompt_ids[-1] == POISON else Reply(tokens=2)
 
     return answer
+
+
+async def test_a_judge_that_always_fails_does_not_use_up_the_data(tmp_path: Path) -> None:
+    """After a few failed groups the position of the data set hardly moves, and a take says why."""  # P18
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"input_ids": [1]}\n')
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, prompts={"jsonl": str(path)}) as made:
+        engine.answer = lambda _: Reply(tokens=2)
+        made.judge.verdict = lambda _: ValueError("no ground truth")
+        await made.until(lambda: made.parts.producer.waiting == "every_group_fails")
+        with pytest.raises(NotNow, match="every_group_fails"):
+            await made.take(timeout_s=0.05)
+        assert LIMIT <= made.groups("admitted") <= LIMIT + 4
+        [said] = [waits for waits in made.of(ProducerWaiting) if waits.reason == "every_group_fails"]
+        assert said.detail == "judge_error"
+        made.judge.verdict = lambda _: 1.0
+        assert (await made.take())["groups"]
 
 
 async def settles(made: Stage, reason: str) -> None:

@@ -1,0 +1,126 @@
+"""Reading ahead: what may block has a thread of its own, and the event loop never waits for it.
+
+Invariants:
+
+- Everything that may block, `next()` of somebody's iterator above all, happens in the reader's thread; the loop's side
+  (`peek`, `advance`, `open`, `close`) returns at once.
+- The thread is a daemon and nobody joins it: a reader that hangs for ever keeps no process from ending.
+- Lines arrive in order, none is lost and none is shown twice; at most `AHEAD` are read and not used up.
+- Whoever was shown nothing is woken once by what comes next: a line, the end, or the reader's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final
+
+from rollout_svc.producer.lines import PromptLine
+
+__all__ = ["AHEAD", "ReadAhead"]
+
+AHEAD: Final = 128
+"""Lines read and not used up, at most: more than a loop admits between two turns of the thread."""
+_REFILL: Final = 64  # lines left at which the thread goes on, so that it wakes once per stretch and not per line
+
+
+class ReadAhead:
+    """Lines of an iterator, read by a thread of its own."""
+
+    def __init__(self, name: str, lines: Iterator[PromptLine], first: int = 0) -> None:
+        """Make a reader; it starts at `open`.
+
+        Args:
+            name: of the thread, for people.
+            lines: what to read; used by one thread at a time.
+            first: lines read here and now, for readers that are known not to block for long.
+        """
+        self._name = name
+        self._source = lines
+        self._lines: deque[PromptLine] = deque(islice(lines, first))
+        self._ended = False
+        self._error: BaseException | None = None
+        self._hungry = True
+        self._closed = False
+        self._room = threading.Event()
+        self._wake: Callable[[], None] = lambda: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name} ahead={len(self._lines)} ended={self._ended}>"
+
+    # -- the loop's side -------------------------------------------------------------------------------------
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """Begin to read; `wake()` is called in this loop when a line came for whoever was shown none."""
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def close(self) -> None:
+        """Read no more; idempotent, safe before `open`. A thread inside `next()` ends when that returns, if ever."""
+        self._closed = True
+        self._room.set()
+
+    @property
+    def exhausted(self) -> bool:
+        """No line will ever come again."""
+        return self._ended and self._error is None and not self._lines
+
+    def peek(self) -> PromptLine | None:
+        """The next line, or None when there is none now.
+
+        Raises:
+            Exception: what the iterator raised, once all lines before it are used up.
+        """
+        self._hungry = not self._lines  # before looking again: a line that comes in between is seen or told
+        if self._lines:
+            self._hungry = False
+            return self._lines[0]
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def advance(self) -> None:
+        """Use up the line that `peek` showed."""
+        self._lines.popleft()
+        if len(self._lines) <= _REFILL:
+            self._room.set()
+
+    # -- the thread's side -----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            for line in self._source:
+                if self._closed:
+                    return
+                self._lines.append(line)
+                self._tell()
+                if len(self._lines) >= AHEAD:
+                    self._await_room()
+        except Exception as error:  # noqa: BLE001 - raised again where the lines are used
+            self._error = error
+        except BaseException as error:  # noqa: BLE001 - an iterator that exits ends neither a thread nor the service
+            self._error = RuntimeError(f"{self._name} raised {type(error).__name__}: {error}")
+            self._error.__cause__ = error
+        finally:
+            self._ended = not self._closed
+            self._hungry = True  # the end is news to everybody
+            self._tell()
+
+    def _await_room(self) -> None:
+        while True:
+            self._room.clear()
+            if self._closed or len(self._lines) <= _REFILL:
+                return
+            self._room.wait()
+
+    def _tell(self) -> None:
+        if self._hungry and self._loop is not None and not self._closed:
+            self._hungry = False
+            with contextlib.suppress(RuntimeError):  # the loop has closed
+                self._loop.call_soon_threadsafe(self._wake)
