@@ -165,8 +165,8 @@ class Batches:
 
     @property
     def ahead(self) -> bool:
-        """Whether somebody waits for a step that nothing made now can be young enough for."""
-        return any(self._ahead(step) for step in self._takers.values())
+        """Whether everyone who waits does so for a step that nothing made now can be young enough for."""
+        return bool(self._takers) and all(self._ahead(step) for step in self._takers.values())
 
     def _too_far(self, step: int) -> Shortage:
         version, bound = self._version(), self.max_staleness

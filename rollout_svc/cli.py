@@ -78,6 +78,8 @@ def serve(
 ) -> None:
     """Run the service."""
     settings = load_config(config, overrides or ())
+    # A console script does not search the folder it is called from; `module:attr` is meant as `python -m` finds it.
+    sys.path[:0] = [str(Path.cwd()), str(config.resolve().parent)]
     from rollout_svc.assembly import prepare  # noqa: PLC0415 - the parts are needed only here
     from rollout_svc.observe.logs import LEVELS, configure_logs  # noqa: PLC0415
     from rollout_svc.serve import serve as run  # noqa: PLC0415

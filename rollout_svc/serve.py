@@ -40,15 +40,26 @@ _log = structlog.get_logger("serve")
 
 
 def serve(config: Config, level: Level = "info") -> int:
-    """Run until a signal; returns the exit code."""
+    """Run until a signal; returns the exit code.
+
+    A task that swallows its cancellation would hold the end of the loop for ever, so with one left the process is
+    ended without it: everything that was to be drained has been.
+    """
+    runner = asyncio.Runner()
     try:
-        return asyncio.run(_serve(config, level))
+        code, survivors = runner.run(_serve(config, level))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
-        return EXIT_BAD_CONFIG
+        code, survivors = EXIT_BAD_CONFIG, ()
+    if survivors:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    runner.close()
+    return code
 
 
-async def _serve(config: Config, level: Level) -> int:
+async def _serve(config: Config, level: Level) -> tuple[int, tuple[str, ...]]:
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
     service = RolloutService(config, bus=bus)
     log_events(bus, level)
@@ -61,10 +72,11 @@ async def _serve(config: Config, level: Level) -> int:
         _say(f"service.listening url={url}")
         _log.info("service.listening", url=url, workers=len(config.workers))
         try:
-            return await _run(service, url, stop, failed)
+            code = await _run(service, url, stop, failed)
         finally:
             await service.stop()
             _log.info("service.stopped", survivors=service.survivors)
+        return code, service.survivors
 
 
 async def _run(service: RolloutService, url: str, stop: asyncio.Event, failed: asyncio.Event) -> int:

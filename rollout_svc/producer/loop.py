@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from rollout_svc.buffer.replay import ReplayBuffer
@@ -60,6 +60,7 @@ class Producer:
         group_size: int,
     ) -> None:
         self.plan: Plan | None = None
+        self.doomed: Callable[[], bool] = lambda: False
         self.waiting = ""
         self.admitted: dict[str, int] = dict.fromkeys(runtimes, 0)
         self._gate = gate
@@ -143,6 +144,7 @@ class Producer:
             unsettled_groups=self._ledger.unsettled_groups,
             continuable=int(earliest is not None and earliest <= now),
             resting=self._caution.resting(now),
+            doomed=self.doomed(),
         )
         return decide(counts, required=plan.required, max_groups=plan.max_groups)
 

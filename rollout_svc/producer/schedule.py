@@ -17,7 +17,9 @@ from typing import Literal
 __all__ = ["Counts", "Decision", "decide", "next_task"]
 
 Action = Literal["continue", "admit", "wait"]
-WaitReason = Literal["", "gate_closed", "no_worker", "target_reached", "max_groups", "every_group_fails", "no_prompts"]
+WaitReason = Literal[
+    "", "gate_closed", "no_worker", "target_reached", "max_groups", "every_group_fails", "step_ahead", "no_prompts"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Counts:
         unsettled_groups: groups admitted and not consumed, filtered, expired or failed.
         continuable: unfinished groups whose rest is over.
         resting: new prompts rest, because groups keep failing (`caution`).
+        doomed: a take waits for a step so far ahead of the weights that whatever is begun now must expire.
     """
 
     gate_open: bool
@@ -39,6 +42,7 @@ class Counts:
     unsettled_groups: int
     continuable: int
     resting: bool = False
+    doomed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ def decide(counts: Counts, *, required: int, max_groups: int) -> Decision:
         return Decision("wait", "max_groups")
     if counts.resting:
         return Decision("wait", "every_group_fails")
+    if counts.doomed:
+        return Decision("wait", "step_ahead")
     return Decision("admit")
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import orjson
 import structlog
-from aiohttp import web
+from aiohttp import ClientPayloadError, http_exceptions, web
 from pydantic import BaseModel, ValidationError
 
 from rollout_svc.configfile import problems_of
@@ -96,14 +97,19 @@ async def _authorise(request: web.Request, handler: Handler) -> web.StreamRespon
     if token and request.path not in _OPEN_PATHS:
         given = request.headers.get("Authorization", "")
         # Headers are any bytes; those that are no UTF-8 arrive as surrogates, and must not be an error of ours.
-        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {token}".encode()):
+        scheme, _, key = given.partition(" ")
+        known = hmac.compare_digest(key.encode("utf-8", "surrogateescape"), token.encode())
+        if not (known and scheme.lower() == "bearer"):
             return _json(_error("unauthorized", "this call needs the service's bearer token"), 401)
     return await handler(request)
 
 
 async def _body(request: web.Request, model: type[B]) -> B:
     """Read and check a body; an empty one is `{}`."""
-    raw = await request.read()
+    try:
+        raw = await request.read()
+    except (zlib.error, http_exceptions.HttpProcessingError, ClientPayloadError) as error:
+        raise BadRequest(f"the body cannot be read: {error}", detail=[{"path": "", "message": str(error)}]) from error
     try:
         data = orjson.loads(raw) if raw else {}
     except ValueError as error:

@@ -65,10 +65,9 @@ class Prompts(Body):
 class WeightSource(Body):
     """Where new weights come from."""
 
-    model_config = ConfigDict(extra="allow")
-
     kind: str
     path: str | None = None
+    workers: Listed[str] | None = None
 
 
 class Weights(Body):

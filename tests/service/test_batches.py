@@ -307,3 +307,16 @@ async def test_concurrency_follows_the_trainer(engine: FakeSGLang) -> None:
         limited = await made.service.set_concurrency(limits={"w0": 7})
         assert limited["allowed"] == 7
         assert made.service.workers()[0]["limit"] == 7
+
+
+async def test_a_step_far_ahead_of_the_weights_burns_no_prompts(engine: FakeSGLang) -> None:
+    """What is ready expires, nothing is begun that must, and the answer says which weights that step needs."""  # P22
+    async with stage(engine, pushed=12, trainer={"train_batch_size": 2, "max_staleness": 1}) as made:
+        await made.until(lambda: made.groups("ready") >= 2)
+        with pytest.raises(NotNow) as refused:
+            await made.take(step=9, groups=2, timeout_s=0.3)
+        assert "version 8 or later, the fleet is at 0" in refused.value.message
+        assert refused.value.detail["can_be_met"] is False
+        admitted = made.service.status()["ledger"]["groups"]["admitted"]
+        assert admitted < 12
+        assert len((await made.take(step=0, groups=2))["groups"]) == 2
