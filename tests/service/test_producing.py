@@ -69,6 +69,27 @@ async def test_the_last_groups_fail_in_their_judge_and_the_take_hears_of_it(tmp_
             assert made.groups("failed") == 2
 
 
+@pytest.mark.parametrize(("source", "failed"), [("nothing", 0), ("refused", 2)])
+async def test_a_take_hears_of_the_end_of_the_prompts(tmp_path: Path, source: str, failed: int) -> None:
+    """Prompts that all fail before they start, or none at all: a take that waits is told `exhausted`."""  # P22
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ raise_exception('refused') }}")
+    tokenizer = {"path": "bytes", "chat_template": str(template)}
+    prompts = {"source": f"tests.support.sources:{source}"}
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        stage(engine, prompts=prompts, tokenizer=tokenizer, ready=False) as made,
+    ):
+        taking = made.start(made.service.take_batch(0, 1, 600.0))
+        await soon()
+        await made.service.ready()
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(NotNow) as refused:
+                await taking
+        assert refused.value.type == "exhausted"
+        assert (made.groups("failed"), engine.requests) == (failed, [])
+
+
 async def test_a_leased_step_is_answered_while_another_take_waits() -> None:
     """A trainer that asks again for its step gets its batch at once, whoever waits for the next one."""
     async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=2, trainer=ONE) as made:
