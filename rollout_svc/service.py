@@ -330,6 +330,7 @@ class RolloutService:
     async def _update(self, version: int, source: Source, pause: Mapping[str, Any] | None) -> dict[str, Any]:
         pauses = self.parts.pauses
         was_running = pauses.state == "running"
+        asked = pauses.asked + 1
         if was_running:
             if pause is None:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
@@ -337,9 +338,8 @@ class RolloutService:
             await self.pause(**pause)
             self._check_running()
         refuse_undrained(pauses.drained)
-        asked = pauses.asked
         record = await self.parts.updater.update(version, source, since=pauses.closed_at)
-        # Whoever paused meanwhile got this pause's ticket, and is owed a stage that stays paused.
+        # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
         if was_running and self._phase == "running" and pauses.asked == asked and not pauses.climbing:
             pauses.resume()
         return record

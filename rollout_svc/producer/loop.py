@@ -166,7 +166,10 @@ class Producer:
         lines = {name: line for name, source in self._sources.items() if (line := source.peek()) is not None}
         task = next_task(self.admitted, {name: self._runtimes[name].weight for name in lines})
         if task is None:
+            ended = self.waiting != "no_prompts" and self.exhausted
             self._say("no_prompts")
+            if ended:
+                self._buffer.changed()  # a take may have become hopeless
             return False
         line = lines[task]
         failure = None if line.problem is None else SampleFailure(BAD_PROMPT, line.problem)

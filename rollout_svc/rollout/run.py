@@ -273,9 +273,15 @@ class GroupRun:
         except StaleAttempt:
             return
         except SampleFailure as failure:
-            for sample in samples:
-                if not self.closed and sample.status is not _S.COMPLETED:
-                    self._count_failure(sample, failure)
+            self._group_failed(failure)
+        except Exception as error:  # noqa: BLE001 - as for one sample: told loudly, and counted
+            self._owner.bug(f"judge-group:{self.group.group_id}", error)
+            self._group_failed(SampleFailure("internal", f"{type(error).__name__}: {error}"))
+
+    def _group_failed(self, failure: SampleFailure) -> None:
+        for sample in self.group.samples:
+            if not self.closed and sample.status is not _S.COMPLETED:
+                self._count_failure(sample, failure)
 
     async def _view(self, sample: Sample, attempt: int) -> JudgedSample:
         prompt = self.group.prompt

@@ -82,17 +82,26 @@ class Judge:
 
 
 class GroupJudge:
-    """Judges a whole group at once."""
+    """Judges a whole group at once; `hold` and `release` as for one sample."""
 
     def __init__(self) -> None:
         self.bell = Bell()
         self.verdict: Callable[[list[JudgedSample]], Any] = lambda samples: [float(i) for i in range(len(samples))]
+        self.hold = False
         self.seen: list[list[JudgedSample]] = []
+        self._go_on = asyncio.Event()
+
+    def release(self) -> None:
+        """Let the calls that wait answer, and hold no more."""
+        self.hold = False
+        self._go_on.set()
 
     async def judge_group(self, samples: list[JudgedSample]) -> Any:
         """Give the verdicts."""
         self.seen.append(samples)
         self.bell.ring()
+        if self.hold:
+            await self._go_on.wait()
         verdict = self.verdict(samples)
         if isinstance(verdict, Exception):
             raise verdict

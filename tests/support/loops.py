@@ -12,7 +12,7 @@ from rollout_svc.errors import Interrupted
 from rollout_svc.sample import Sample, Segment
 from tests.support.bell import Bell
 
-__all__ = ["TOOL_IDS", "Broken", "Clinging", "Oblivious", "ToolUser"]
+__all__ = ["TOOL_IDS", "Broken", "Clinging", "Half", "Oblivious", "Quitting", "ToolUser"]
 
 TOOL_IDS = [7, 8]
 """What the tool of `ToolUser` says, as token ids."""
@@ -50,6 +50,20 @@ class ToolUser(_Loop):
         await self.wait()
         sample.extend(sample.attempt, Segment(TOOL_IDS, [0.0] * len(TOOL_IDS), (), by_model=False, turn=sample.turn))
         await ctx.generate([*sample.prompt_ids, *first.ids, *TOOL_IDS])
+        return sample
+
+
+class Half(_Loop):
+    """The first member of a group uses a slow tool and parks; the others are done after one turn."""
+
+    on_pause: OnPause = "park"
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        """Generate, and wait for a tool where it is the first."""
+        self.runs += 1
+        await ctx.generate(sample.prompt_ids)
+        if sample.index == 0:
+            await self.wait()
         return sample
 
 
@@ -101,3 +115,12 @@ class Broken(_Loop):
         """Fail."""
         self.runs += 1
         raise RuntimeError("the loop is broken")
+
+
+class Quitting(_Loop):
+    """Cancels itself, although nobody asked it to."""
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        """Leave as a cancelled task does."""
+        self.runs += 1
+        raise asyncio.CancelledError

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["BAD_LINES", "breaks", "never", "some_are_wrong", "two_and_then_nothing"]
+__all__ = ["BAD_LINES", "breaks", "never", "nothing", "refused", "some_are_wrong", "two_and_then_nothing"]
 
 BAD_LINES: Final[list[Any]] = [
     "no object",
@@ -47,3 +47,14 @@ def never() -> Iterator[dict[str, Any]]:
     """Hang for good at the first prompt."""
     threading.Event().wait()
     yield {}
+
+
+def nothing() -> Iterator[dict[str, Any]]:
+    """Give nothing."""
+    yield from ()
+
+
+def refused() -> Iterator[dict[str, Any]]:
+    """Give two prompts that the chat template of `tests/service/test_producing.py` refuses."""
+    for number in range(2):
+        yield {"id": f"p{number}", "messages": [{"role": "user", "content": "?"}]}
