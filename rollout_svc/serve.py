@@ -34,7 +34,7 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_BAD_CONFIG: Final = 2
 _SECOND_SIGNAL: Final = 130  # what a shell shows for a process that SIGINT ended
-_GC_OBJECTS: Final = 50_000  # container objects allocated between two collections: about 500 samples
+_GC_OBJECTS: Final = 200_000  # container objects allocated between two collections: some tens of MB at most
 _GC_GENERATION: Final = 10
 _log = structlog.get_logger("serve")
 

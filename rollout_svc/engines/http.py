@@ -24,6 +24,7 @@ __all__ = ["Endpoint", "Transport"]
 
 # uvicorn closes idle connections after 5 s; ours must go first, or a request is written into a dying connection.
 _KEEPALIVE_S: Final = 4.0
+_OK: Final = 200
 _CONNECT_S: Final = 10.0  # seconds for one TCP connect; a black-holed address otherwise takes minutes
 _CONTROL_PER_WORKER: Final = 8  # connections: one is kept warm, the rest only for bursts of aborts by id
 
@@ -101,6 +102,8 @@ class Transport:
                 call.method, endpoint.at(call.path), data=call.body, headers=headers, allow_redirects=False
             ) as response:
                 body = await response.read()
+                if response.status == _OK:
+                    return Reply(_OK, body)
                 return Reply(response.status, body, _retry_after(response.headers.get("Retry-After")))
         except aiohttp.ClientConnectorError as error:
             raise WorkerFailure("connection", f"{url}: {error}", hard=True) from error

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections import deque
 from collections.abc import Callable
 from random import Random
@@ -33,6 +33,7 @@ from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worke
 
 __all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
 
+_ID_BYTES: Final = 16  # of a wire id: as unique as a uuid, in fixed width, at a third of its cost
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
 _POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
 
@@ -128,7 +129,9 @@ class WorkerPool:
         seed = None if sampling.seed is None else sampling.seed + sample.index
 
         def request() -> GenerateRequest:
-            return GenerateRequest(uuid.uuid4().hex, input_ids, max_tokens, sampling, seed, prompt.engine_extra)
+            return GenerateRequest(
+                os.urandom(_ID_BYTES).hex(), input_ids, max_tokens, sampling, seed, prompt.engine_extra
+            )
 
         try:
             return await self._try(sample, lane, request(), frozenset())
