@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import orjson
 import structlog
-from aiohttp import ClientPayloadError, http_exceptions, web
+from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from rollout_svc.configfile import problems_of
@@ -108,7 +107,7 @@ async def _body(request: web.Request, model: type[B]) -> B:
     """Read and check a body; an empty one is `{}`."""
     try:
         raw = await request.read()
-    except (zlib.error, http_exceptions.HttpProcessingError, ClientPayloadError) as error:
+    except web.RequestPayloadError as error:  # its encoding, or its framing
         raise BadRequest(f"the body cannot be read: {error}", detail=[{"path": "", "message": str(error)}]) from error
     try:
         data = orjson.loads(raw) if raw else {}

@@ -325,3 +325,17 @@ async def test_numbers_that_are_none_never_leave(call: Caller) -> None:
         async with call.session.get(call.url + path) as response:
             text = await response.text()
             assert json.loads(text, parse_constant=pytest.fail)
+
+
+async def test_a_body_that_is_not_in_its_encoding_is_a_bad_request(call: Caller) -> None:
+    """A broken gzip is the caller's fault: 400 in the contract's shape, and no traceback of ours."""  # P35
+    host, port = call.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = ("POST /v1/resume HTTP/1.1", "Host: x", "Content-Encoding: gzip", "Content-Length: 4", "Connection: close")
+    writer.write("\r\n".join((*head, "", "junk")).encode())
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b'"type":"bad_request"' in answer
+    assert (await call("GET", "/v1/status"))[0] == 200
