@@ -14,16 +14,16 @@ from random import Random
 
 from rollout_svc.batches import Batches, Shortage
 from rollout_svc.buffer.replay import ReplayBuffer
-from rollout_svc.buffer.storage import MemoryStorage, Storage
+from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.engines import Endpoint, SGLangDialect, Transport
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
-from rollout_svc.judge_processes import PebbleRunner
-from rollout_svc.judging import Judging
+from rollout_svc.judging import Judging, ProcessRunner
 from rollout_svc.ledger import Ledger
 from rollout_svc.limits import raise_open_file_limit
+from rollout_svc.outside import Outside
 from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.ladder import Ladder
 from rollout_svc.plan import Plan, make_plan
@@ -45,8 +45,6 @@ from rollout_svc.workers.worker import Worker
 
 __all__ = ["Parts", "Prepared", "assemble", "make_worker", "prepare", "worker_ids"]
 
-_JUDGE_PROCESSES = 2  # at once, for synchronous judgers; they share the machine with the loop
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -67,7 +65,7 @@ class Parts:
     tasks: TaskOwner
     transport: Transport
     storage: Storage
-    processes: PebbleRunner
+    processes: ProcessRunner
     ledger: Ledger
     tally: Tally
     buffer: ReplayBuffer
@@ -141,16 +139,14 @@ def assemble(
     on_death: OnDeath,
     hopeless: Callable[[int], bool],
     shortage: Callable[[int], Shortage],
-    storage: Storage | None = None,
+    outside: Outside,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
     config = prepared.config
     gate = Gate(is_open=False)
     signals = GateSignals(gate)
     tasks = TaskOwner(on_death)
-    transport = Transport()
-    storage = storage or MemoryStorage()
-    processes = PebbleRunner(_JUDGE_PROCESSES)
+    transport, storage, processes = outside.transport(), outside.storage(), outside.processes()
     ledger, tally, buffer = Ledger(), Tally(), ReplayBuffer()
     pool = WorkerPool(
         gate=gate,
@@ -159,6 +155,7 @@ def assemble(
         tasks=tasks,
         bus=bus,
         rng=rng,
+        new_id=outside.new_id,
         request_timeout_s=config.request_timeout_s,
     )
     judging = Judging(gate=gate, tasks=tasks, processes=processes)
@@ -189,6 +186,7 @@ def assemble(
         runtimes=prepared.runtimes,
         sources=prepared.sources,
         group_size=config.trainer.prompt_repeat_k,
+        new_id=outside.new_id,
     )
     fleet = Fleet(
         transport=transport,
@@ -196,7 +194,12 @@ def assemble(
         update_timeout_s=config.request_timeout_s,
     )
     supervisor = Supervisor(
-        pool=pool, transport=transport, tasks=tasks, admit=fleet.admit, quarantine_s=config.pause.quarantine_s
+        pool=pool,
+        transport=transport,
+        tasks=tasks,
+        admit=fleet.admit,
+        quarantine_s=config.pause.quarantine_s,
+        new_id=outside.new_id,
     )
     ladder = Ladder(
         pool=pool,
@@ -219,6 +222,7 @@ def assemble(
         shortage=shortage,
         paused_s=lambda: pauses.paused_s,
         on_ahead=producer.wake,
+        new_id=outside.new_id,
     )
     gate.subscribe(lambda lane: producer.wake())  # noqa: ARG005 - whichever lane: look again
 

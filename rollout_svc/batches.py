@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -88,12 +87,14 @@ class Batches:
         shortage: Callable[[int], Shortage],
         paused_s: Callable[[], float],
         on_ahead: Callable[[], None],
+        new_id: Callable[[], str],
     ) -> None:
         self.max_staleness = max_staleness
         self._buffer = buffer
         self._tally = tally
         self._bus = bus
         self._lease_s = lease_s
+        self._new_id = new_id
         self._version = version
         self._hopeless = hopeless
         self._shortage = shortage
@@ -221,7 +222,7 @@ class Batches:
 
     def _lease(self, step: int, groups: list[Group], started: float) -> Batch:
         loop = asyncio.get_running_loop()
-        batch_id = uuid.uuid4().hex
+        batch_id = self._new_id()
         lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
         wait_s = loop.time() - started
         batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, self._metrics(groups, step, wait_s))

@@ -63,11 +63,11 @@ class PebbleRunner:
         future: Future[_Answer] = self._pool.schedule(_run, args=[sent], timeout=timeout_s)
         return _opened(asyncio.wrap_future(future))
 
-    def close(self) -> None:
-        """Kill what runs and end the processes; blocks for as long as that takes, so call it off the loop."""
-        if self._pool is not None:
-            _end(self._pool)
-            self._pool = None
+    async def close(self) -> None:
+        """Kill what runs and end the processes, in a thread, for that blocks; idempotent."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await asyncio.to_thread(_end, pool)
 
 
 def _end(pool: ProcessPool) -> None:

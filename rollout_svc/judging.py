@@ -66,6 +66,9 @@ class ProcessRunner(Protocol):
     def submit(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> asyncio.Future[Any]:
         """Start it; cancelling the future kills the call, a TimeoutError ends it after `timeout_s` of running."""
 
+    async def close(self) -> None:
+        """Kill what runs and end the processes; idempotent."""
+
 
 class JudgeDesk:
     """One task's judger, its limits, and who waits for it."""

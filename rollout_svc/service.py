@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
 from rollout_svc.batches import Batch, Shortage
-from rollout_svc.buffer.storage import Storage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of
@@ -35,6 +34,7 @@ from rollout_svc.errors import (
 )
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
+from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.startup import wait_for_engines
@@ -61,7 +61,7 @@ class RolloutService:
         *,
         bus: EventBus | None = None,
         rng: Random | None = None,
-        storage: Storage | None = None,
+        outside: Outside | None = None,
     ) -> None:
         """Check the configuration; raises ConfigError with every problem, and starts nothing.
 
@@ -69,14 +69,14 @@ class RolloutService:
             config: the settings.
             bus: where events go; None: nowhere.
             rng: source of jitter.
-            storage: where groups are made durable; None: memory, which promises nothing. Closed by `stop`.
+            outside: sockets, processes, storage, ids; None: the real ones, and storage that promises nothing.
         """
         self.config = config
         self.bus = bus or EventBus()
         self.prepared: Prepared = prepare(config)
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
-        self._storage = storage
+        self._outside = outside or Outside()
         self._parts: Parts | None = None
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
@@ -125,7 +125,7 @@ class RolloutService:
             on_death=self._died,
             hopeless=self._hopeless,
             shortage=self._shortage,
-            storage=self._storage,
+            outside=self._outside,
         )
         self._fleet = Concurrency(parts=parts, trainer=self.config.trainer, plan=self.prepared.plan, rng=self._rng)
         for worker in self.config.workers:
@@ -171,7 +171,7 @@ class RolloutService:
         self.survivors = await parts.tasks.close(end)
         await parts.transport.close()
         closing = [
-            asyncio.ensure_future(asyncio.to_thread(parts.processes.close)),
+            asyncio.ensure_future(parts.processes.close()),
             asyncio.ensure_future(parts.storage.close()),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)

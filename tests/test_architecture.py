@@ -29,7 +29,7 @@ FLOORS = (
     ("batches",),
     ("pause",),
     ("weights",),
-    ("assembly",),
+    ("outside", "assembly"),
     ("concurrency", "status", "startup"),
     ("service",),
     ("rpc",),

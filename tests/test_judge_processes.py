@@ -32,7 +32,7 @@ def runner() -> Iterator[PebbleRunner]:
     """One process for all tests: each must leave it, or its successor, in order."""
     made = PebbleRunner(max_workers=1)
     yield made
-    made.close()
+    asyncio.run(made.close())
 
 
 @pytest.fixture
@@ -197,11 +197,11 @@ async def test_a_process_killed_while_idle_is_replaced(bench: Bench) -> None:
 async def test_closing_ends_what_runs(fifo: Path) -> None:
     """A runner that closes kills its processes; closing again, or unused, does nothing."""
     runner = PebbleRunner(max_workers=1)
-    runner.close()
+    await runner.close()
     bench = Bench(runner)
     call = asyncio.create_task(bench.reason(HANGS, fifo=str(fifo)))
     pid = int(await asyncio.to_thread(fifo.read_text))
-    await asyncio.to_thread(runner.close)
+    await runner.close()
     await ended(pid)
     assert await call == "judge_error"
-    await asyncio.to_thread(runner.close)
+    await runner.close()

@@ -169,6 +169,10 @@ class Runner:
         self.futures.append(asyncio.get_running_loop().create_future())
         return self.futures[-1]
 
+    async def close(self) -> None:
+        for future in self.futures:
+            future.cancel()
+
 
 @virtual
 async def test_a_synchronous_judger_runs_elsewhere() -> None:

@@ -64,6 +64,7 @@ class SampleMoves(RuleBasedStateMachine):
         self.tokens: list[int] = []
         self.late = 0
         self.redone = 0
+        self.turned = False
 
     def refused(self, error: type[Exception], call: Any) -> None:
         """Check that a call raises and that nothing changed but, for a stale one, the one count."""
@@ -96,7 +97,7 @@ class SampleMoves(RuleBasedStateMachine):
             self.redone += 1
         if to is S.INIT or to in DROPPED:
             self.tokens = []
-            self.rewarded = False
+            self.rewarded = self.turned = False
 
     @rule(to=statuses, reason=reasons, resume_at=resume_points)
     def transition(self, to: SampleStatus, reason: str | None, resume_at: ResumeAt | None) -> None:
@@ -118,9 +119,12 @@ class SampleMoves(RuleBasedStateMachine):
             self.refused(IllegalTransition, self.sample.hand_out)
             return
         to = S.JUDGING if self.status is S.ABORTED and self.resume_at == "judge" else S.GENERATING
+        again = to is S.GENERATING and self.status is S.ABORTED and self.turned
         attempt = self.sample.hand_out()
         assert attempt > self.attempt
         self.attempt = attempt
+        if again:  # a loop that had got past its first turn begins again
+            self.tokens, self.turned, self.redone = [], False, self.redone + 1
         self.moved(to)
 
     @rule()
@@ -137,6 +141,7 @@ class SampleMoves(RuleBasedStateMachine):
         if self.status is S.GENERATING:
             self.sample.extend(self.attempt, what)
             self.tokens = self.tokens + what.ids
+            self.turned = self.turned or (bool(what.ids) and not what.by_model)
         else:
             self.refused(IllegalTransition, lambda: self.sample.extend(self.attempt, what))
 

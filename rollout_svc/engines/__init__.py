@@ -1,7 +1,8 @@
 """Engine dialects: pure build-request / parse-response, and the one HTTP transport that carries them."""
 
-from rollout_svc.engines.calls import Call, Completion, Dialect, EngineInfo, GenerateRequest, Reply
-from rollout_svc.engines.http import Endpoint, Transport
+from rollout_svc.engines.calls import Call, Completion, Dialect, EngineInfo, GenerateRequest, Reply, Transport
+from rollout_svc.engines.endpoint import Endpoint
+from rollout_svc.engines.http import HttpTransport
 from rollout_svc.engines.sglang import SGLangDialect
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Endpoint",
     "EngineInfo",
     "GenerateRequest",
+    "HttpTransport",
     "Reply",
     "SGLangDialect",
     "Transport",

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollout_svc.config import SamplingConfig
+from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.sample import FinishReason, VersionSpan
 
-__all__ = ["Call", "Completion", "Dialect", "EngineInfo", "GenerateRequest", "Reply"]
+__all__ = ["Call", "Completion", "Dialect", "EngineInfo", "GenerateRequest", "Reply", "Transport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,19 @@ class EngineInfo:
             return None if self.weight_label is None else int(self.weight_label)
         except ValueError:
             return None
+
+
+class Transport(Protocol):
+    """Carries calls to engines: `engines/http.py` over sockets, the simulator over nothing."""
+
+    async def data(self, endpoint: Endpoint, call: Call) -> Reply:
+        """Make a generation call; the caller bounds it. Raises WorkerFailure."""
+
+    async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        """Make one short control attempt, at most `timeout_s` long. Raises WorkerFailure."""
+
+    async def close(self) -> None:
+        """Close every connection; idempotent."""
 
 
 class Dialect(Protocol):

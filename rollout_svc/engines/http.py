@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Final, Self
 
 import aiohttp
-from yarl import URL
 
 from rollout_svc.engines.calls import Call, Reply
+from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.errors import WorkerFailure
 
-__all__ = ["Endpoint", "Transport"]
+__all__ = ["HttpTransport"]
 
 # uvicorn closes idle connections after 5 s; ours must go first, or a request is written into a dying connection.
 _KEEPALIVE_S: Final = 4.0
@@ -29,28 +29,7 @@ _CONNECT_S: Final = 10.0  # seconds for one TCP connect; a black-holed address o
 _CONTROL_PER_WORKER: Final = 8  # connections: one is kept warm, the rest only for bursts of aborts by id
 
 
-class Endpoint:
-    """Where a worker listens, and the headers its two lanes need."""
-
-    __slots__ = ("_urls", "admin_headers", "data_headers", "url")
-
-    def __init__(self, url: str, api_key: str | None, admin_key: str | None) -> None:
-        self.url = url.rstrip("/")
-        self._urls: dict[str, URL] = {}
-        base = {"Content-Type": "application/json"}
-        self.data_headers = base | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-        key = admin_key or api_key
-        self.admin_headers = base | ({"Authorization": f"Bearer {key}"} if key else {})
-
-    def at(self, path: str) -> URL:
-        """The address of a path here; parsed once, as one is used for every generation."""
-        known = self._urls.get(path)
-        if known is None:
-            known = self._urls[path] = URL(self.url + path)
-        return known
-
-
-class Transport:
+class HttpTransport:
     """Two aiohttp sessions, made in the loop that uses them."""
 
     __slots__ = ("_control", "_data")

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -58,6 +57,7 @@ class Producer:
         runtimes: Mapping[str, TaskRuntime],
         sources: Mapping[str, PromptSource],
         group_size: int,
+        new_id: Callable[[], str],
     ) -> None:
         self.plan: Plan | None = None
         self.doomed: Callable[[], bool] = lambda: False
@@ -74,6 +74,7 @@ class Producer:
         self._runtimes = runtimes
         self._sources = sources
         self._group_size = group_size
+        self._new_id = new_id
         self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -198,7 +199,7 @@ class Producer:
             engine_extra=dict(content.get("engine_extra") or {}),
         )
         group = Group(
-            group_id=uuid.uuid4().hex,
+            group_id=self._new_id(),
             prompt=prompt,
             size=self._group_size,
             lane="train",

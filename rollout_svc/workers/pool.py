@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
 from random import Random
@@ -33,7 +32,6 @@ from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worke
 
 __all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
 
-_ID_BYTES: Final = 16  # of a wire id: as unique as a uuid, in fixed width, at a third of its cost
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
 _POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
 
@@ -50,6 +48,7 @@ class WorkerPool:
         tasks: TaskOwner,
         bus: EventBus,
         rng: Random,
+        new_id: Callable[[], str],
         request_timeout_s: float,
     ) -> None:
         self.workers: dict[str, Worker] = {}
@@ -60,6 +59,7 @@ class WorkerPool:
         self._tasks = tasks
         self._bus = bus
         self._rng = rng
+        self._new_id = new_id
         self._request_timeout_s = request_timeout_s
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
         self._listeners: list[Callable[[], None]] = []
@@ -129,9 +129,7 @@ class WorkerPool:
         seed = None if sampling.seed is None else sampling.seed + sample.index
 
         def request() -> GenerateRequest:
-            return GenerateRequest(
-                os.urandom(_ID_BYTES).hex(), input_ids, max_tokens, sampling, seed, prompt.engine_extra
-            )
+            return GenerateRequest(self._new_id(), input_ids, max_tokens, sampling, seed, prompt.engine_extra)
 
         try:
             return await self._try(sample, lane, request(), frozenset())

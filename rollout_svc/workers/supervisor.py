@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -41,13 +40,21 @@ class Supervisor:
     """One looking-after task per worker."""
 
     def __init__(
-        self, *, pool: WorkerPool, transport: Transport, tasks: TaskOwner, admit: Admit, quarantine_s: float
+        self,
+        *,
+        pool: WorkerPool,
+        transport: Transport,
+        tasks: TaskOwner,
+        admit: Admit,
+        quarantine_s: float,
+        new_id: Callable[[], str],
     ) -> None:
         self._pool = pool
         self._transport = transport
         self._tasks = tasks
         self._admit = admit
         self._quarantine_s = quarantine_s
+        self._new_id = new_id
         self._steps: dict[WorkerState, Callable[[Worker], Awaitable[None]]] = {
             WorkerState.STARTING: self._reach,
             WorkerState.ACTIVE: self._watch,
@@ -205,7 +212,7 @@ class Supervisor:
 
     async def _canary(self, worker: Worker) -> bool:
         """Generate one token and abort it: does the engine work at all?"""
-        request = GenerateRequest(uuid.uuid4().hex, [0], 1, _CANARY_SAMPLING)
+        request = GenerateRequest(self._new_id(), [0], 1, _CANARY_SAMPLING)
         try:
             async with asyncio.timeout(_CANARY_S):
                 reply = await self._transport.data(worker.endpoint, worker.dialect.generate(request))

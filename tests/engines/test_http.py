@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from rollout_svc.engines import Call, Endpoint, Reply, Transport
+from rollout_svc.engines import Call, Endpoint, HttpTransport, Reply
 from rollout_svc.errors import WorkerFailure
 
 GENERATE = Call("POST", "/generate", b"{}")
@@ -56,10 +56,10 @@ async def served(handler: Handler, *, notices: bool = False) -> AsyncIterator[st
 
 
 @asynccontextmanager
-async def engine() -> AsyncIterator[tuple[Engine, Transport]]:
+async def engine() -> AsyncIterator[tuple[Engine, HttpTransport]]:
     """Serve a holding engine beside a transport; nothing is held on the way out."""
     held = Engine()
-    async with served(held.handle) as url, Transport() as transport:
+    async with served(held.handle) as url, HttpTransport() as transport:
         held.url = url
         try:
             yield held, transport
@@ -158,7 +158,7 @@ async def test_each_lane_has_its_key(api: str | None, admin: str | None, keys: t
 async def test_a_refused_connection(lane: str) -> None:
     """Nobody listens: the worker's fault for certain, and nothing can be running there."""  # P19
     endpoint = Endpoint(f"http://127.0.0.1:{free_port()}", None, None)
-    async with Transport() as transport:
+    async with HttpTransport() as transport:
         call = transport.data(endpoint, GENERATE) if lane == "data" else transport.control(endpoint, PING, PATIENCE_S)
         failure = await failure_of(call)
     assert (failure.kind, failure.hard, failure.accepted) == ("connection", True, False)
@@ -168,7 +168,7 @@ async def test_a_refused_connection(lane: str) -> None:
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{", b"HTTP/1.1 200 OK\r\nX"])
 async def test_a_connection_that_ends_in_the_middle(answer: bytes, reset: bool) -> None:
     """Once the request was written it may be running, whatever came back."""  # P20
-    async with raw_server(answer, reset=reset) as url, Transport() as transport:
+    async with raw_server(answer, reset=reset) as url, HttpTransport() as transport:
         failure = await failure_of(transport.data(Endpoint(url, None, None), GENERATE))
     assert (failure.kind, failure.hard, failure.accepted) == ("connection", True, True)
 
@@ -186,14 +186,14 @@ async def test_a_connection_that_ends_in_the_middle(answer: bytes, reset: bool) 
 )
 async def test_what_is_no_http(answer: bytes) -> None:
     """A server that speaks something else fails as a worker, not as an exception of the HTTP library."""  # P4
-    async with raw_server(answer, reset=False) as url, Transport() as transport:
+    async with raw_server(answer, reset=False) as url, HttpTransport() as transport:
         failure = await failure_of(transport.data(Endpoint(url, None, None), GENERATE))
     assert failure.kind == "connection"
 
 
 async def test_a_url_that_is_none() -> None:
     """An address that cannot be parsed or reached fails as a worker."""
-    async with Transport() as transport:
+    async with HttpTransport() as transport:
         for url in ("http://", "http://127.0.0.1:99999"):
             failure = await failure_of(transport.data(Endpoint(url, None, None), GENERATE))
             assert failure.kind == "connection"
@@ -219,7 +219,7 @@ async def test_cancellation_propagates(lane: str) -> None:
         finally:
             gone.set()
 
-    async with served(handle, notices=True) as url, Transport() as transport:
+    async with served(handle, notices=True) as url, HttpTransport() as transport:
         endpoint = Endpoint(url, None, None)
         call = transport.data(endpoint, GENERATE) if lane == "data" else transport.control(endpoint, PING, PATIENCE_S)
         task = asyncio.create_task(call)
@@ -264,7 +264,7 @@ async def test_retry_after(sent: str | None, read: float | None) -> None:
     async def handle(_: web.Request) -> web.StreamResponse:
         return web.Response(status=503, headers={} if sent is None else {"Retry-After": sent})
 
-    async with served(handle) as url, Transport() as transport:
+    async with served(handle) as url, HttpTransport() as transport:
         reply = await transport.data(Endpoint(url, None, None), GENERATE)
     assert (reply.status, reply.retry_after_s) == (503, read)
 
@@ -278,13 +278,13 @@ async def test_a_redirect_is_an_answer() -> None:
         followed = followed or request.path == "/elsewhere"
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 
-    async with served(handle) as url, Transport() as transport:
+    async with served(handle) as url, HttpTransport() as transport:
         reply = await transport.data(Endpoint(url, "secret", None), GENERATE)
     assert (reply.status, followed) == (307, False)
 
 
 async def test_closing_is_idempotent() -> None:
     """A transport may be closed twice, and unused."""
-    transport = Transport()
+    transport = HttpTransport()
     await transport.close()
     await transport.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -112,6 +113,7 @@ class Stand:
             runtimes=dict.fromkeys(sources, runtime),
             sources=sources,
             group_size=1,
+            new_id=lambda: uuid.uuid4().hex,
         )
         self.buffer.subscribe(self.producer.wake)
 

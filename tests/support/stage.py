@@ -21,10 +21,12 @@ from rollout_svc.assembly import Parts
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config
 from rollout_svc.configfile import config_from_mapping
+from rollout_svc.engines import HttpTransport
 from rollout_svc.events import ComponentDied, Event, EventBus
 from rollout_svc.gate import LANES
 from rollout_svc.group import Group
 from rollout_svc.ledger import SETTLED
+from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.service import RolloutService
 from rollout_svc.workers.worker import Worker
@@ -94,12 +96,16 @@ def _worker(engine: FakeSGLang | str | Mapping[str, Any]) -> dict[str, Any]:
     return {"url": engine if isinstance(engine, str) else engine.url}
 
 
+def _outside(storage: Storage | None) -> Outside:
+    return Outside() if storage is None else Outside(storage=lambda: storage)
+
+
 class Stage:
     """The service and what a test does to it."""
 
     def __init__(self, config: Config, storage: Storage | None = None) -> None:
         bus = EventBus(on_error=self._broken)
-        self.service = RolloutService(config, bus=bus, rng=Random(1), storage=storage)
+        self.service = RolloutService(config, bus=bus, rng=Random(1), outside=_outside(storage))
         self.bell = Bell()
         self.events: list[Event] = []
         self.may_die = False
@@ -259,7 +265,9 @@ async def stage(
     await service.start()
     for listens in (made.parts.pool, made.parts.rollouts, made.parts.buffer, made.parts.gate):
         listens.subscribe(made.bell.ring)
-    connectors = [made.parts.transport._data.connector, made.parts.transport._control.connector]
+    transport = made.parts.transport
+    assert isinstance(transport, HttpTransport)
+    connectors = [transport._data.connector, transport._control.connector]
     try:
         if pushed:
             await made.push(pushed)
@@ -289,7 +297,7 @@ def _assert_nothing_left(
         assert not connector._acquired
     assert not any(parts.gate.is_open(lane) for lane in LANES)
     assert not any(parts.pool.in_flight.values())
-    assert parts.processes._pool is None
+    assert getattr(parts.processes, "_pool", None) is None
     assert not parts.judging.calls
 
 

@@ -1,0 +1,50 @@
+"""What a service reaches the world through: sockets, processes, storage, and the randomness of its ids.
+
+Everything else is decided by the code above it; whoever runs a service without sockets, such as a simulator, brings
+another `Outside` and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rollout_svc.buffer.storage import MemoryStorage, Storage
+from rollout_svc.engines import HttpTransport, Transport
+from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judging import ProcessRunner
+
+__all__ = ["NewId", "Outside"]
+
+NewId = Callable[[], str]
+"""Makes an id that no other has, 32 hexadecimal digits: SGLang aborts by prefix, so wire ids have one width."""
+
+_ID_BYTES: Final = 16  # as unique as a uuid, at a third of its cost
+_JUDGE_PROCESSES: Final = 2  # at once, for synchronous judgers; they share the machine with the loop
+
+
+def _new_id() -> str:
+    return os.urandom(_ID_BYTES).hex()
+
+
+def _processes() -> ProcessRunner:
+    return PebbleRunner(_JUDGE_PROCESSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Makers of the parts that do I/O; called once, in the loop that uses them.
+
+    Attributes:
+        transport: carries calls to engines.
+        processes: runs synchronous judgers.
+        storage: makes groups durable; the default is memory, which promises nothing.
+        new_id: makes ids of requests, groups and batches.
+    """
+
+    transport: Callable[[], Transport] = HttpTransport
+    processes: Callable[[], ProcessRunner] = _processes
+    storage: Callable[[], Storage] = MemoryStorage
+    new_id: NewId = _new_id
