@@ -25,6 +25,7 @@ from rollout_svc.ledger import Ledger
 from rollout_svc.limits import raise_open_file_limit
 from rollout_svc.outside import Outside
 from rollout_svc.pause.controller import PauseController
+from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.ladder import Ladder
 from rollout_svc.plan import Plan, make_plan
 from rollout_svc.producer.loop import Producer
@@ -39,6 +40,7 @@ from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_conte
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.breaker import Breaker
+from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
 from rollout_svc.workers.worker import Worker
@@ -193,8 +195,10 @@ def assemble(
         initial_version=config.trainer.initial_version,
         update_timeout_s=config.request_timeout_s,
     )
+    freezing = Freezing(pool=pool, transport=transport, tasks=tasks)
     supervisor = Supervisor(
         pool=pool,
+        freezing=freezing,
         transport=transport,
         tasks=tasks,
         admit=fleet.admit,
@@ -202,15 +206,23 @@ def assemble(
         new_id=outside.new_id,
     )
     ladder = Ladder(
+        gate=gate,
         pool=pool,
         rollouts=rollouts,
         judging=judging,
-        supervisor=supervisor,
+        draining=Draining(
+            pool=pool,
+            freezing=freezing,
+            supervisor=supervisor,
+            tasks=tasks,
+            abort_interval_s=config.pause.abort_interval_s,
+        ),
         tasks=tasks,
         bus=bus,
-        abort_interval_s=config.pause.abort_interval_s,
     )
-    pauses = PauseController(gate=gate, ladder=ladder, rollouts=rollouts, tasks=tasks, bus=bus, ledger=ledger.as_json)
+    pauses = PauseController(
+        gate=gate, ladder=ladder, freezing=freezing, rollouts=rollouts, tasks=tasks, bus=bus, ledger=ledger.as_json
+    )
     batches = Batches(
         buffer=buffer,
         tally=tally,

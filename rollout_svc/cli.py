@@ -149,7 +149,8 @@ def pause(
     url: Url = _URL,
     token: Token = None,
     deadline_s: Annotated[float | None, typer.Option(help="Seconds until it has returned.")] = None,
-    mode: Annotated[str | None, typer.Option(help="abort.")] = None,
+    mode: Annotated[str | None, typer.Option(help="abort, wait or keep.")] = None,
+    kv: Annotated[str | None, typer.Option(help="With keep: keep or drop the cache of frozen requests.")] = None,
     lane: Annotated[list[str] | None, typer.Option(help="train or eval; repeatable; default: both.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -158,7 +159,7 @@ def pause(
 
     if deadline_s is not None and not math.isfinite(deadline_s):  # JSON has no word for it: it would not arrive
         raise ConfigError.at("--deadline-s", f"expected a finite number, not {deadline_s}")
-    given: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "lanes": lane or None}
+    given: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "kv": kv, "lanes": lane or None}
     given = {key: value for key, value in given.items() if value is not None}
     answer = _ask(url, token, lambda client: client.pause(**given))
     _answer(answer, as_json=as_json, show=show_report)

@@ -337,11 +337,6 @@ class PauseConfig(Settings):
     quarantine_s: float = Field(60.0, ge=0)
     """A worker that kept running an abandoned request is left alone this long before it is tried."""
 
-    @field_validator("mode")
-    @classmethod
-    def _known_mode(cls, mode: PauseMode) -> PauseMode:
-        return _only(mode, "abort")
-
 
 class BufferConfig(Settings):
     """The replay buffer: finished groups that wait for the trainer."""

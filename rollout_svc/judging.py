@@ -6,7 +6,8 @@ say `instant = True`: it is then called in the loop, where a task and a timer wo
 
 Invariants:
 
-- No judge starts while its lane's gate is closed; one that waits for its turn leaves the queue when it closes.
+- No judge starts while its lane's gate is closed, unless it is closed to wait for what runs; one that waits for its
+  turn leaves the queue when it closes.
 - The timeout of a call starts when the call starts: queueing is never counted against a judge.
 - A call ends for its caller exactly once, whatever the judger does afterwards: a hung or cancelled judge that
   answers later writes nothing.
@@ -219,11 +220,11 @@ class Judging:
         return len(chosen)
 
     def _refuse_when_closed(self, lane: Lane) -> None:
-        if not self._gate.is_open(lane):
+        if not self._gate.may_finish(lane):
             raise Interrupted("the gate is closed: no judge starts")
 
     def _gate_changed(self, lane: Lane) -> None:
-        if not self._gate.is_open(lane):
+        if not self._gate.may_finish(lane):
             for desk in self._desks:
                 desk.turn_away(lane)
 

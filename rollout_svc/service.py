@@ -36,6 +36,7 @@ from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
+from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.startup import wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of
@@ -163,8 +164,7 @@ class RolloutService:
     async def _stop(self, parts: Parts) -> None:
         parts.batches.wake()
         await parts.pauses.report()
-        if not parts.pauses.closed.issuperset(LANES):
-            await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
+        await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
         for part in (parts.batches, parts.pool, parts.producer):
             part.close()
         end = asyncio.get_running_loop().time() + _STOP_MARGIN_S
@@ -207,19 +207,32 @@ class RolloutService:
         deadline_s: float | None = None,
         lanes: Iterable[Lane] = LANES,
         if_ticket: int | None = None,
+        kv: str = "keep",
     ) -> PauseReport:
-        """Stop the stage; returns by the deadline with a report. See `pause/`."""
+        """Stop the stage; returns by the deadline with a report. See `docs/stopping.md`.
+
+        Args:
+            mode: `abort` ends what runs, `wait` lets it finish for half of the time, `keep` freezes it where it is.
+            deadline_s: seconds until this has returned; None, like `mode`: as configured.
+            lanes: what to stop; `keep` takes all, for a frozen engine moves nothing of any lane.
+            if_ticket: only if this is still the number of the last pause.
+            kv: in mode `keep`, whether frozen requests keep their KV cache, or `drop` it and make it again.
+
+        Raises:
+            BadRequest: a value that means nothing, or a mode that no engine of this fleet can do.
+            Conflict: `if_ticket` is old.
+        """
         self._check_running()
-        mode = mode or self.config.pause.mode
-        if mode != "abort":
-            raise BadRequest.at("mode", f"{mode!r} is not supported by this version; use 'abort'")
         deadline = self.config.pause.deadline_s if deadline_s is None else deadline_s
         if not (math.isfinite(deadline) and deadline > 0):
             raise BadRequest.at("deadline_s", "expected a finite number greater than 0")
         wanted = tuple(lanes)
         if not wanted or not set(wanted) <= set(LANES):
             raise BadRequest.at("lanes", f"expected some of {', '.join(LANES)}, not {list(wanted)}")
-        return await self.parts.pauses.pause(mode=mode, deadline_s=deadline, lanes=wanted, if_ticket=if_ticket)
+        how, cache = read_mode(mode or self.config.pause.mode, kv, wanted, self.parts.pool.workers.values())
+        return await self.parts.pauses.pause(
+            mode=how, deadline_s=deadline, lanes=wanted, if_ticket=if_ticket, cache=cache
+        )
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open the gate again; waits for a pause under way. With `weight_version`: only if every worker reports it."""

@@ -344,6 +344,10 @@ async def test_a_source_that_hangs_does_not_keep_the_process(tmp_path: Path) -> 
         assert code == 0
 
 
+KEPT = ("--mode", "keep", "--lane", "train")
+"""A freeze holds every lane of an engine."""
+
+
 async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
     """`status`, `pause` and `resume` with `--json` print the API's records; an old ticket is exit 1, bad usage 2."""
     async with FakeSGLang(weight_version="0") as engine, served(tmp_path, workers=[{"url": engine.url}]) as service:
@@ -354,7 +358,7 @@ async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
         assert (json.loads(report.stdout)["ticket"], json.loads(report.stdout)["clean"]) == (1, True)
         shown = await asyncio.to_thread(run, "status", "--url", url)
         assert (shown.returncode, "paused" in shown.stdout) == (0, True)
-        for refused in (("--deadline-s", "0"), ("--deadline-s", "nan"), ("--mode", "wait"), ("--lane", "slow")):
+        for refused in (("--deadline-s", "0"), ("--mode", "stop"), ("--lane", "slow"), KEPT):
             done = await asyncio.to_thread(run, "pause", "--url", url, *refused)
             assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         old = await asyncio.to_thread(run, "resume", "--url", url, "--ticket", "7")

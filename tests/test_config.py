@@ -173,8 +173,6 @@ def test_a_task_is_refused_at_its_path(task: dict[str, Any], path: str) -> None:
         ("workers", [{"url": "http://host", "dialect": "vllm"}], "workers.0.dialect"),
         ("producer", {"strategy": "sync"}, "producer.strategy"),
         ("producer", {"strategy": "disaggregated"}, "producer.strategy"),
-        ("pause", {"mode": "keep"}, "pause.mode"),
-        ("pause", {"mode": "wait"}, "pause.mode"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_in_words(part: str, value: Any, path: str) -> None:

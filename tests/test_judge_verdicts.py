@@ -298,7 +298,7 @@ def test_an_instant_judger_fails_as_typed(result: Any, reason: str) -> None:
 async def test_an_instant_judger_observes_the_gate() -> None:
     """Closed is closed, however short the work."""  # P13
     court = Court(Instant(1.0))
-    court.gate.close(["train"], withdraw=False)
+    court.gate.close(["train"], "keep")
     with pytest.raises(Interrupted):
         await court.ask()
     assert court.desk._judger.started == 0

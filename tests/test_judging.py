@@ -71,7 +71,7 @@ async def test_no_judge_starts_while_the_gate_is_closed() -> None:
     """Closed is closed: the sample is judged after the pause."""  # P13
     judger = takes(1)
     court = Court(judger)
-    court.gate.close(["train"], withdraw=False)
+    court.gate.close(["train"], "keep")
     with pytest.raises(Interrupted):
         await court.ask()
     assert judger.started == 0
@@ -88,7 +88,7 @@ async def test_whoever_waits_leaves_when_the_gate_closes() -> None:
     queued = [court.ask(number) for number in range(1, 4)]
     evaluation = court.ask(9, "eval")
     await soon()
-    court.gate.close(["train"], withdraw=False)
+    court.gate.close(["train"], "keep")
     await soon()
     for call in queued:
         assert isinstance(call.exception(), Interrupted)
@@ -107,7 +107,7 @@ async def test_a_turn_that_came_as_the_gate_closed_is_not_taken() -> None:
 
     async def closes_after() -> None:
         await court.judging.judge(court.desk, "train", [a_sample()])
-        court.gate.close(["train"], withdraw=True)
+        court.gate.close(["train"], "abort")
 
     first = asyncio.create_task(closes_after())
     second, evaluation = court.ask(1), court.ask(2, "eval")
@@ -144,7 +144,7 @@ async def test_a_newcomer_cannot_keep_a_waiter_past_its_gate() -> None:
 
     async def first() -> list[Reward]:
         await court.judging.judge(court.desk, "eval", [a_sample()])
-        court.gate.close(["train"], withdraw=True)
+        court.gate.close(["train"], "abort")
         return await court.judging.judge(court.desk, "eval", [a_sample()])
 
     evaluations = asyncio.create_task(first())
@@ -254,7 +254,7 @@ async def test_every_call_ends_once_and_every_place_comes_back(
     for number, (at, lane, cancelled) in enumerate(plan):
         loop.call_at(at, ask, number, lane, cancelled)
     if closes is not None:
-        loop.call_at(closes, lambda: court.gate.close(LANES, withdraw=True))
+        loop.call_at(closes, lambda: court.gate.close(LANES, "abort"))
     if opens is not None:
         loop.call_at(opens, court.gate.open, LANES)
     await asyncio.sleep(21)

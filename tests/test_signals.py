@@ -41,7 +41,7 @@ async def test_a_flap_does_not_let_a_waiter_through() -> None:
     waiter = asyncio.create_task(signals.wait_open("train"))
     await soon()
     gate.open(["train"])
-    gate.close(["train"], withdraw=True)
+    gate.close(["train"], "abort")
     await soon()
     assert not waiter.done()
     gate.open(["train"])
@@ -65,8 +65,8 @@ async def test_closing_ends_a_sleep_at_once() -> None:
     signals = GateSignals(gate)
     sleep = asyncio.create_task(signals.sleep_while_open("train", 100))
     loop = asyncio.get_running_loop()
-    loop.call_later(4, lambda: gate.close(["eval"], withdraw=True))
-    loop.call_later(5, lambda: gate.close(["train"], withdraw=False))
+    loop.call_later(4, lambda: gate.close(["eval"], "abort"))
+    loop.call_later(5, lambda: gate.close(["train"], "keep"))
     assert not await sleep
     assert loop.time() == pytest.approx(5)
 
@@ -96,7 +96,7 @@ def test_a_cancelled_waiter_leaves_nothing(waits: str) -> None:
             await task
         assert task.cancelled()
         assert not signals._waiting
-        gate.close(LANES, withdraw=True)
+        gate.close(LANES, "abort")
         gate.open(LANES)
 
     run()
@@ -108,7 +108,7 @@ async def test_a_thousand_flaps_leak_nothing() -> None:
     gate = Gate()
     signals = GateSignals(gate)
     for _ in range(1000):
-        gate.close(LANES, withdraw=True)
+        gate.close(LANES, "abort")
         waiter = asyncio.create_task(signals.wait_open("train"))
         await soon(1)
         gate.open(LANES)

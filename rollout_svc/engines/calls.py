@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.endpoint import Endpoint
@@ -137,11 +137,17 @@ class Dialect(Protocol):
     def parse_loads(self, reply: Reply) -> int:
         """Read the count; raises WorkerFailure."""
 
-    def update_from_disk(self, path: str, version: int) -> Call:
-        """Build the call that loads weights from a path and labels them."""
+    def update_from_disk(self, path: str, version: int, *, flush: bool = True) -> Call:
+        """Build the call that loads weights from a path and labels them; `flush`: and drops every cached prefix."""
 
     def set_version(self, version: int) -> Call:
         """Build the call that labels the loaded weights, touching nothing else."""
+
+    def freeze(self, cache: Literal["keep", "drop"]) -> Call:
+        """Build the call that holds everything the engine runs; `cache`: what becomes of its KV cache."""
+
+    def thaw(self) -> Call:
+        """Build the call that lets it go on."""
 
     def flush_cache(self) -> Call:
         """Build the call that drops every cached prefix."""

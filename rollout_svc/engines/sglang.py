@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -22,6 +22,7 @@ from rollout_svc.sample import FinishReason, VersionSpan
 
 __all__ = ["SGLangDialect"]
 
+_CAPABILITIES: Final = (*("abort", "abort_all", "count", "disk", "freeze_drop_kv", "freeze_keep_kv", "weight_version"),)
 _OK: Final = 200
 _SERVER_ERRORS: Final = 500
 _CLIENT_ERRORS: Final = 400
@@ -135,7 +136,7 @@ class SGLangDialect:
         label = body.get("weight_version")
         return EngineInfo(
             weight_label=None if label is None else str(label),
-            capabilities=("abort", "abort_all", "count", "disk", "weight_version"),
+            capabilities=_CAPABILITIES,
         )
 
     def loads(self) -> Call:
@@ -153,12 +154,21 @@ class SGLangDialect:
             raise WorkerFailure("bad_loads", _excerpt(reply))
         return sum(counts)
 
-    def update_from_disk(self, path: str, version: int) -> Call:
-        """`/update_weights_from_disk`; the cache is flushed by the same call."""
+    def freeze(self, cache: Literal["keep", "drop"]) -> Call:
+        """`/pause_generation`: `in_place` moves nothing, `retract` puts requests back into the queue without cache."""
+        body = {"mode": "in_place" if cache == "keep" else "retract"}
+        return Call("POST", "/pause_generation", orjson.dumps(body), admin=True)
+
+    def thaw(self) -> Call:
+        """`/continue_generation`; `torch_empty_cache` calls CUDA even where there is none."""
+        return Call("POST", "/continue_generation", b'{"torch_empty_cache":false}', admin=True)
+
+    def update_from_disk(self, path: str, version: int, *, flush: bool = True) -> Call:
+        """`/update_weights_from_disk`; it flushes the cache as well, which fails while a frozen batch keeps its own."""
         body = {
             "model_path": path,
             "weight_version": str(version),
-            "flush_cache": True,
+            "flush_cache": flush,
             "abort_all_requests": False,
         }
         return Call("POST", "/update_weights_from_disk", orjson.dumps(body), admin=True)

@@ -2,8 +2,9 @@
 
 Invariants:
 
-- One climb at a time. A pause that finds one under way joins it: union of lanes, earlier deadline, same ticket.
-- The gate closes, and the epoch rises, in the step that accepts the pause, before anything is awaited.
+- One climb at a time. A pause that finds one under way joins it: union of lanes, earlier deadline, stronger mode,
+  same ticket. One that finds the stage paused as strongly as it asks gets that pause's report.
+- The gate closes, and in mode `abort` the epoch rises, in the step that accepts the pause, before anything is awaited.
 - A caller that is cancelled leaves the climb alone; only its wait ends.
 - The ticket rises by one at every pause that is not joined; whoever holds an old one is told both numbers.
 """
@@ -16,11 +17,14 @@ from typing import Any, Literal
 
 from rollout_svc.errors import Conflict
 from rollout_svc.events import EventBus, PauseFinished, PauseStarted, Resumed
-from rollout_svc.gate import LANES, Gate, Lane
-from rollout_svc.pause.ladder import Climb, Ladder
+from rollout_svc.gate import LANES, Gate, Lane, Mode, stronger
+from rollout_svc.pause.climb import Climb
+from rollout_svc.pause.ladder import Ladder
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.freezing import Freezing
+from rollout_svc.workers.worker import Cache
 
 __all__ = ["PauseController", "PauseState"]
 
@@ -35,6 +39,7 @@ class PauseController:
         *,
         gate: Gate,
         ladder: Ladder,
+        freezing: Freezing,
         rollouts: Rollouts,
         tasks: TaskOwner,
         bus: EventBus,
@@ -48,11 +53,13 @@ class PauseController:
         self.last_report: PauseReport | None = None
         self._gate = gate
         self._ladder = ladder
+        self._freezing = freezing
         self._rollouts = rollouts
         self._tasks = tasks
         self._bus = bus
         self._ledger = ledger
         self._closed: frozenset[Lane] = frozenset()
+        self._mode: Mode | None = None
         self._climb: Climb | None = None
         self._climbing: asyncio.Task[PauseReport] | None = None
 
@@ -63,13 +70,19 @@ class PauseController:
 
     @property
     def drained(self) -> frozenset[Lane]:
-        """Lanes that are closed and whose climb has returned."""
+        """Lanes that are closed and whose climb has returned: nothing runs there, or it is frozen."""
         return self._closed if self.state == "paused" else frozenset()
 
     async def pause(
-        self, *, mode: str, deadline_s: float, lanes: Iterable[Lane] = LANES, if_ticket: int | None = None
+        self,
+        *,
+        mode: Mode,
+        deadline_s: float,
+        lanes: Iterable[Lane] = LANES,
+        if_ticket: int | None = None,
+        cache: Cache = "keep",
     ) -> PauseReport:
-        """Stop `lanes`; returns by the deadline with what was found.
+        """Stop `lanes`; returns by the deadline with what was found. Mode `keep` is for all lanes.
 
         Raises:
             Conflict: `if_ticket` is not the current ticket.
@@ -78,11 +91,11 @@ class PauseController:
         self._check_ticket(if_ticket)
         self.asked += 1
         if self._climb is not None:
-            self._join(self._climb, wanted, deadline_s)
-        elif self.last_report is not None and self.state == "paused" and wanted <= self._closed:
+            self._join(self._climb, mode, wanted, deadline_s)
+        elif self.last_report is not None and wanted <= self._closed and not stronger(mode, self._mode):
             return self.last_report
         else:
-            self._begin(mode, wanted, deadline_s)
+            self._begin(mode, wanted, deadline_s, cache)
         climbing = self._climbing
         assert climbing is not None  # noqa: S101 - there is one exactly while there is a climb
         return await asyncio.shield(climbing)
@@ -107,8 +120,9 @@ class PauseController:
         if self.state == "running":
             return
         lanes = tuple(lane for lane in LANES if lane in self._closed)
-        self._closed = frozenset()
+        self._closed, self._mode = frozenset(), None
         self.state = "running"
+        self._freezing.thaw_all()
         self._gate.open(lanes)
         self._bus.emit(Resumed(self.ticket, lanes))
 
@@ -132,31 +146,34 @@ class PauseController:
                 detail={"if_ticket": if_ticket, "current": self.ticket},
             )
 
-    def _begin(self, mode: str, lanes: frozenset[Lane], deadline_s: float) -> None:
+    def _begin(self, mode: Mode, lanes: frozenset[Lane], deadline_s: float, cache: Cache) -> None:
         now = asyncio.get_running_loop().time()
         started_from = self.ticket
         if self.state != "paused":
             self.ticket += 1
             self.closed_at = now
+        if stronger(mode, self._mode):
+            lanes |= self._closed  # what an earlier pause left frozen, or let run, is climbed for as well
+            self._mode = mode
         self.state = "pausing"
         self._closed |= lanes
-        self._gate.close(lanes, withdraw=True)
+        self._gate.close(lanes, mode)
         self._bus.emit(PauseStarted(self.ticket, mode, tuple(sorted(lanes)), deadline_s, joined=False))
-        climb = Climb(self.ticket, started_from, mode, lanes, now, now + deadline_s)
+        climb = Climb(self.ticket, started_from, mode, cache, lanes, now, now + deadline_s, now)
         self._climb = climb
         self.last_report = None
         self._ladder.begin(climb)
         self._climbing = self._tasks.spawn(f"pause:{self.ticket}", self._run(climb))
 
-    def _join(self, climb: Climb, lanes: frozenset[Lane], deadline_s: float) -> None:
+    def _join(self, climb: Climb, mode: Mode, lanes: frozenset[Lane], deadline_s: float) -> None:
         now = asyncio.get_running_loop().time()
-        new = lanes - climb.lanes
+        new, mode = lanes - climb.lanes, mode if stronger(mode, climb.mode) else climb.mode
         climb.deadline = min(climb.deadline, now + deadline_s)
-        if new:
+        if new or mode != climb.mode:
             self._closed |= new
-            self._gate.close(new, withdraw=True)
-            climb.lanes |= new
-            self._ladder.enter(climb, new)
+            self._mode = mode if stronger(mode, self._mode) else self._mode
+            self._gate.close(climb.lanes | new, mode)
+            self._ladder.grow(climb, new, mode)
         climb.wake.set()
         self._bus.emit(PauseStarted(self.ticket, climb.mode, tuple(sorted(lanes)), deadline_s, joined=True))
 

@@ -3,8 +3,8 @@
 Invariants:
 
 - Every wait ends at a rung's time or earlier; the climb is over by the report rung, whatever the engines do.
-- Workers are aborted, and later counted, side by side: one that is stuck costs the others nothing.
-- No abort is sent after the climb is over.
+- In mode `wait` nothing is ended before half of the time; in mode `keep` only what an engine did not freeze is.
+- The right of running requests to finish is withdrawn in the step that starts the ladder, and never in mode `keep`.
 - What was cancelled counts as abandoned until the engine's own count is 0; its worker is quarantined.
 """
 
@@ -12,64 +12,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from rollout_svc.events import EventBus, RungReached
-from rollout_svc.gate import Lane
+from rollout_svc.gate import Gate, Lane, Mode
 from rollout_svc.judging import Judging
-from rollout_svc.pause.plan import Rungs, plan_rungs, reabort_delays
+from rollout_svc.pause.climb import Climb
+from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.report import Abandoned, RungRecord, WorkerTally
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.tasks import TaskOwner
-from rollout_svc.workers.pool import CONTROL_TIMEOUT_S, WorkerPool
-from rollout_svc.workers.supervisor import Supervisor
+from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import EngineCall, Worker, WorkerState
 
-__all__ = ["Climb", "Ladder"]
+__all__ = ["Ladder"]
 
 _SLICE: Final = 128  # cancellations between two yields: 2-5 ms of the loop
-_CLOSE_AT_ABORT: Final = 2  # by id, the second abort also closes the call's connection
-_COUNT_POLL_S: Final = 0.02  # seconds before an engine that is not idle yet is asked again, doubling
-_COUNT_POLL_CAP_S: Final = 0.5
 _COUNTED: Final = frozenset({WorkerState.ACTIVE, WorkerState.RECOVERING, WorkerState.QUARANTINED, WorkerState.DRAINING})
-
-
-@dataclass(eq=False)
-class Climb:
-    """One pause on its way up; a joining pause widens it.
-
-    Attributes:
-        started_from: the ticket before this pause, which a joining pause may name.
-        started: loop time of the gate.
-        deadline: loop time in force; a join can only make it earlier.
-    """
-
-    ticket: int
-    started_from: int
-    mode: str
-    lanes: frozenset[Lane]
-    started: float
-    deadline: float
-    rungs: list[RungRecord] = field(default_factory=list)
-    tallies: dict[str, WorkerTally] = field(default_factory=dict)
-    unconfirmed: dict[str, list[EngineCall]] = field(default_factory=dict)
-    abandoned: list[Abandoned] = field(default_factory=list)
-    ending: set[asyncio.Task[None]] = field(default_factory=set)
-    drains: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def ended(self, task: asyncio.Task[None]) -> None:
-        """A task that was cancelled has ended."""
-        self.ending.discard(task)
-        self.wake.set()
-
-    @property
-    def plan(self) -> Rungs:
-        """The rungs under the deadline in force."""
-        return plan_rungs(self.started, self.deadline)
 
 
 class Ladder:
@@ -78,21 +38,21 @@ class Ladder:
     def __init__(
         self,
         *,
+        gate: Gate,
         pool: WorkerPool,
         rollouts: Rollouts,
         judging: Judging,
-        supervisor: Supervisor,
+        draining: Draining,
         tasks: TaskOwner,
         bus: EventBus,
-        abort_interval_s: float,
     ) -> None:
+        self._gate = gate
         self._pool = pool
         self._rollouts = rollouts
         self._judging = judging
-        self._supervisor = supervisor
+        self._draining = draining
         self._tasks = tasks
         self._bus = bus
-        self._abort_interval_s = abort_interval_s
         self._climb: Climb | None = None
         pool.subscribe(self._changed)
         rollouts.subscribe(self._changed)
@@ -101,60 +61,81 @@ class Ladder:
 
     # -- the climb -------------------------------------------------------------------------------------------
 
+    def begin(self, climb: Climb) -> None:
+        """Count what runs and send the aborts, in the step that closed the gate."""
+        self._climb = climb
+        climb.aborting = climb.mode == "abort"
+        self._enter(climb, climb.lanes)
+
+    def grow(self, climb: Climb, lanes: frozenset[Lane], mode: Mode) -> None:
+        """Take lanes, or a stronger mode, into the climb, in the step that closed the gate for them."""
+        climb.grow(lanes, mode, asyncio.get_running_loop().time())
+        self._enter(climb, lanes)
+
+    def _enter(self, climb: Climb, lanes: frozenset[Lane]) -> None:
+        for worker in self._pool.workers.values():
+            tally = climb.tallies.setdefault(worker.worker_id, WorkerTally())
+            tally.in_flight += len(worker.in_lanes(lanes))
+        self._draining.start(climb)
+
     async def climb(self, climb: Climb) -> None:
         """Stop everything in the climb's lanes; it was begun, so the gate is closed and the aborts are on their way."""
         try:
             self._reached(climb, "gate")
-            self._reached(climb, "abort")
-            confirmed = False
-            while not confirmed:
-                await self._rungs(climb)
-                self._reached(climb, "report")
-                confirmed = await self._confirm_idle(climb)
+            grown = -1
+            while grown != climb.grown:
+                grown = climb.grown
+                await self._stages(climb)
+                if grown == climb.grown:
+                    self._reached(climb, "report")
+                    await self._confirm_idle(climb)
         finally:
-            climb.over.set()
+            climb.finish()
             for drain in climb.drains.values():
                 drain.cancel()
             self._climb = None
         self._abandon(climb)
 
-    def begin(self, climb: Climb) -> None:
-        """Count what runs and send the aborts, in the step that closed the gate."""
-        self._climb = climb
-        self.enter(climb, climb.lanes)
+    async def _stages(self, climb: Climb) -> None:
+        """Go as far as the mode asks for, until nothing is pending or a join asked for more."""
+        if not climb.aborting:
+            keep = climb.mode == "keep"
+            self._reached(climb, "freeze" if keep else "wait")
+            if await self._until(climb, lambda: climb.plan.freeze if keep else climb.plan.wait):
+                return
+            self._withdraw(climb)
+        self._reached(climb, "abort")
+        await self._rungs(climb)
 
-    def enter(self, climb: Climb, lanes: frozenset[Lane]) -> None:
-        """Take lanes into the climb: count what runs there, and abort it at every worker at once."""
-        climb.over.clear()
-        for worker in self._pool.workers.values():
-            tally = climb.tallies.setdefault(worker.worker_id, WorkerTally())
-            tally.in_flight += len(worker.in_lanes(lanes))
-            drain = climb.drains.get(worker.worker_id)
-            if drain is None or drain.done():
-                task = self._tasks.spawn(f"drain:{worker.worker_id}", self._drain(worker, climb))
-                climb.drains[worker.worker_id] = task
-        climb.wake.set()
+    def _withdraw(self, climb: Climb) -> None:
+        """What is still running has had its time: start the ladder."""
+        if climb.mode == "wait":
+            self._gate.close(climb.lanes, "abort")
+        climb.start_aborting(asyncio.get_running_loop().time())
+        self._draining.start(climb)
 
     async def _rungs(self, climb: Climb) -> None:
         """Wait for what is pending, and help it along at each rung."""
         if await self._until(climb, lambda: climb.plan.judges):
             return
-        self._reached(climb, "judges")
-        await _in_slices(lambda: self._judging.interrupt(climb.lanes, _SLICE))
+        if climb.mode != "keep":
+            self._reached(climb, "judges")
+            await _in_slices(lambda: self._judging.interrupt(climb.lanes, _SLICE))
         if await self._until(climb, lambda: climb.plan.http):
             return
         self._reached(climb, "http")
         await _in_slices(lambda: self._cancel_calls(climb))
         if await self._until(climb, lambda: climb.plan.tasks):
             return
-        self._reached(climb, "tasks")
-        await _in_slices(lambda: self._hand_back(climb))
+        if climb.mode != "keep":
+            self._reached(climb, "tasks")
+            await _in_slices(lambda: self._hand_back(climb))
         await self._until(climb, lambda: climb.plan.report)
 
     async def _until(self, climb: Climb, when: Callable[[], float]) -> bool:
-        """Wait until nothing is pending (True) or the rung's time, which a join may move (False)."""
-        loop = asyncio.get_running_loop()
-        while not self._quiet(climb):
+        """Wait until nothing is pending or a join asks for more (True), or the rung's time has come (False)."""
+        loop, grown = asyncio.get_running_loop(), climb.grown
+        while climb.grown == grown and not self._quiet(climb):
             if loop.time() >= when():
                 return False
             climb.wake.clear()
@@ -166,13 +147,15 @@ class Ladder:
         return True
 
     def _quiet(self, climb: Climb) -> bool:
+        if climb.mode == "keep":
+            return not any(climb.calls(worker) for worker in self._pool.workers.values())
         if any(self._pool.in_flight[lane] for lane in climb.lanes) or climb.ending:
             return False
         return not self._judging.pending(climb.lanes) and not self._rollouts.pending(climb.lanes)
 
     def _cancel_calls(self, climb: Climb) -> int:
         """Cancel a slice of the unanswered calls; returns how many."""
-        calls = (call for worker in self._pool.workers.values() for call in worker.in_lanes(climb.lanes))
+        calls = (call for worker in self._pool.workers.values() for call in climb.calls(worker))
         return sum(call.cancel("pause") for call in islice((c for c in calls if c.cancelled_for is None), _SLICE))
 
     def _hand_back(self, climb: Climb) -> int:
@@ -184,37 +167,7 @@ class Ladder:
                 task.add_done_callback(climb.ended)
         return len(tasks)
 
-    # -- one worker ------------------------------------------------------------------------------------------
-
-    async def _drain(self, worker: Worker, climb: Climb) -> None:
-        """Abort what runs at one worker, and again while something survives."""
-        for delay in reabort_delays(self._abort_interval_s):
-            calls = worker.in_lanes(climb.lanes)
-            if not calls or climb.over.is_set():
-                return
-            await self._abort(worker, calls, climb)
-            try:
-                async with asyncio.timeout(delay):
-                    await climb.over.wait()
-            except TimeoutError:
-                continue
-
-    async def _abort(self, worker: Worker, calls: list[EngineCall], climb: Climb) -> None:
-        timeout_s = min(CONTROL_TIMEOUT_S, max(0.05, climb.plan.report - asyncio.get_running_loop().time()))
-        if worker.exclusive and len(calls) == len(worker.calls):
-            worker.held = True  # another lane must not start here between this look and the engine's
-            try:
-                await self._pool.abort(worker, None, timeout_s)
-            finally:
-                worker.held = False
-                self._pool.changed()
-            return
-        for call in calls:
-            call.aborts += 1
-        await self._pool.abort(worker, [call.request_id for call in calls], timeout_s)
-        for call in calls:
-            if call.aborts >= _CLOSE_AT_ABORT and call.request_id in worker.calls:
-                call.cancel("pause")
+    # -- what calls come to ----------------------------------------------------------------------------------
 
     def _call_ended(self, worker: Worker, call: EngineCall) -> None:
         climb = self._climb
@@ -236,63 +189,33 @@ class Ladder:
 
     # -- the end ---------------------------------------------------------------------------------------------
 
-    async def _confirm_idle(self, climb: Climb) -> bool:
+    async def _confirm_idle(self, climb: Climb) -> None:
         """Ask every engine for its own count, and abort what it still has, until it is 0 or the time is up.
 
-        Returns:
-            Whether that is the end: False when a join brought lanes that have to be climbed for as well.
+        A join that asks for more ends it: that has to be climbed for as well.
         """
-        climb.over.set()  # every call has ended or was cancelled: what is left to abort is the engines' own
-        lanes = climb.lanes
+        climb.finish()  # every call has ended or was cancelled: what is left to abort is the engines' own
+        grown = climb.grown
         workers = [w for w in self._pool.workers.values() if w.worker_id in climb.tallies and w.state in _COUNTED]
-        asking = [self._tasks.spawn(f"count:{w.worker_id}", self._count(w, climb)) for w in workers]
+        asking = [self._tasks.spawn(f"count:{w.worker_id}", self._draining.count(w, climb)) for w in workers]
         # Aborts on their way are waited for as well: one that arrived after a resume would hit new requests.
         waiting = [*asking, *climb.drains.values()]
         for task in waiting:
             task.add_done_callback(lambda _: climb.wake.set())
         loop = asyncio.get_running_loop()
         try:
-            while climb.lanes == lanes and not all(task.done() for task in waiting):
-                if loop.time() >= _last_look(climb):
+            while climb.grown == grown and not all(task.done() for task in waiting):
+                if loop.time() >= climb.last_look:
                     break
                 climb.wake.clear()
                 try:
-                    async with asyncio.timeout_at(_last_look(climb)):
+                    async with asyncio.timeout_at(climb.last_look):
                         await climb.wake.wait()
                 except TimeoutError:
                     continue
         finally:
             for task in asking:
                 task.cancel()
-        return climb.lanes == lanes
-
-    async def _count(self, worker: Worker, climb: Climb) -> None:
-        if not worker.exclusive or "count" not in worker.capabilities:
-            return
-        loop, delay = asyncio.get_running_loop(), _COUNT_POLL_S
-        tally = climb.tallies[worker.worker_id]
-        quarantine = worker.quarantine
-        if quarantine is not None and quarantine.kind == "residual" and worker.worker_id not in climb.unconfirmed:
-            tally.residual = worker.residual  # its supervisor asks all the time; a frozen one must not cost every pause
-            return
-        while True:
-            count = await self._supervisor.count(worker)
-            others = len(worker.calls) - len(worker.in_lanes(climb.lanes))
-            tally.residual = worker.residual = None if count is None else max(0, count - others)
-            if tally.residual == 0:
-                climb.unconfirmed.pop(worker.worker_id, None)
-                return
-            if count and not worker.calls:
-                # It runs on what we do not wait for any more: a connection broke, or a call was cancelled.
-                await self._pool.abort(worker, None, max(_COUNT_POLL_S, _last_look(climb) - loop.time()))
-            if worker.worker_id not in climb.unconfirmed and (count is None or worker.quarantine is not None):
-                # Every request of this pause was answered. That it cannot count now is said by `residual: null`;
-                # what an earlier pause left running there is named again, and its way back is the quarantine's.
-                return
-            if loop.time() + delay >= climb.plan.report:
-                return
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, _COUNT_POLL_CAP_S)
 
     def _abandon(self, climb: Climb) -> None:
         """Name whatever still runs, and keep its worker from traffic."""
@@ -313,22 +236,16 @@ class Ladder:
 
     def _reached(self, climb: Climb, name: str) -> None:
         at_s = asyncio.get_running_loop().time() - climb.started
-        pending = (
-            sum(self._pool.in_flight[lane] for lane in climb.lanes)
-            + self._judging.pending(climb.lanes)
-            + sum(run.putting is not None for run in self._rollouts.runs(climb.lanes))
-        )
+        pending = sum(len(climb.calls(worker)) for worker in self._pool.workers.values())
+        if climb.mode != "keep":
+            pending += self._judging.pending(climb.lanes)
+            pending += sum(run.putting is not None for run in self._rollouts.runs(climb.lanes))
         climb.rungs.append(RungRecord(name, at_s, pending))
         self._bus.emit(RungReached(climb.ticket, name, at_s, pending))
 
     def _changed(self) -> None:
         if self._climb is not None:
             self._climb.wake.set()
-
-
-def _last_look(climb: Climb) -> float:
-    """At the report rung a last look at the engines still gets half of the tenth that is left."""
-    return climb.plan.report + (climb.plan.deadline - climb.plan.report) / 2
 
 
 async def _in_slices(some: Callable[[], int]) -> None:

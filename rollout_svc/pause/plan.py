@@ -15,6 +15,9 @@ from typing import Final
 
 __all__ = ["Rungs", "plan_rungs", "reabort_delays"]
 
+_FREEZE_S: Final = 2.0  # seconds an engine gets at most to confirm a freeze
+_FREEZE: Final = 0.2
+_WAIT: Final = 0.5  # share of the time in which running requests may finish, in mode `wait`
 _JUDGES_S: Final = 1.0  # seconds judges get at most before they are cancelled
 _JUDGES: Final = 0.1
 _HTTP: Final = 0.5
@@ -25,8 +28,13 @@ _FIRST_REABORT_S: Final = 0.05  # seconds: covers requests that reached the engi
 
 @dataclass(frozen=True, slots=True)
 class Rungs:
-    """Absolute times, seconds of the clock the two arguments came from."""
+    """Absolute times, seconds of the clock the two arguments came from.
 
+    `freeze` and `wait` come before the ladder, in the modes of these names; the others are its rungs.
+    """
+
+    freeze: float
+    wait: float
     judges: float
     http: float
     tasks: float
@@ -38,6 +46,8 @@ def plan_rungs(start: float, deadline: float) -> Rungs:
     """Return the ladder between two moments; a deadline in the past makes every rung due."""
     span = max(0.0, deadline - start)
     return Rungs(
+        freeze=start + min(_FREEZE_S, _FREEZE * span),
+        wait=start + _WAIT * span,
         judges=start + min(_JUDGES_S, _JUDGES * span),
         http=start + _HTTP * span,
         tasks=start + _TASKS * span,

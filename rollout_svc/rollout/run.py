@@ -8,7 +8,7 @@ Invariants:
 - Every write goes through the member's attempt: once the group was handed back or settled, a member task that still
   runs can write nothing, whatever it does.
 - A run closes exactly once: finished, handed back, or settled as failed.
-- No member starts, judges or is redone while the lane's gate is closed.
+- No member starts or is redone while the lane's gate is closed, nor judges unless it is closed to wait for what runs.
 - Members that are GENERATED or COMPLETED survive any number of retries of their siblings.
 """
 
@@ -138,7 +138,7 @@ class GroupRun:
         samples = self.group.samples
         if self.group.complete:
             self.putting = self._tools.tasks.spawn(f"put:{self.group.group_id}", self._put())
-        elif self.runtime.desk.by_group and self._open and all(sample.status in _JUDGEABLE for sample in samples):
+        elif self.runtime.desk.by_group and self._may_judge and all(sample.status in _JUDGEABLE for sample in samples):
             lead = Member(samples[0], samples[0].attempt, "judging", asyncio.get_running_loop().time())
             self.members[samples[0].sample_id] = lead
             lead.task = self._tools.tasks.spawn(f"judge-group:{self.group.group_id}", self._judge_group())
@@ -198,7 +198,7 @@ class GroupRun:
         if self.runtime.desk.by_group:
             return
         if sample.status is _S.GENERATED:
-            if self._sibling_has_to_generate(sample) or not self._open:
+            if self._sibling_has_to_generate(sample) or not self._may_judge:
                 return
             sample.transition(member.attempt, _S.JUDGING)
         await self._judge(member)
@@ -206,6 +206,10 @@ class GroupRun:
     @property
     def _open(self) -> bool:
         return self._tools.gate.is_open(self.group.lane)
+
+    @property
+    def _may_judge(self) -> bool:
+        return self._tools.gate.may_finish(self.group.lane)
 
     def _sibling_has_to_generate(self, sample: Sample) -> bool:
         return any(

@@ -165,10 +165,9 @@ async def _pause(request: web.Request) -> web.Response:
 
 
 def _pause_arguments(body: bodies.Pause) -> dict[str, Any]:
-    for key, value in (("kv", body.kv), ("offload", body.offload)):
-        if value:
-            raise _refuse((Problem(key, "not supported by this version"),))
-    return {"mode": body.mode, "deadline_s": body.deadline_s, "lanes": body.lanes, "if_ticket": body.if_ticket}
+    if body.offload:
+        raise _refuse((Problem("offload", "not supported by this version"),))
+    return body.model_dump(exclude={"offload"})
 
 
 async def _resume(request: web.Request) -> web.Response:

@@ -31,7 +31,7 @@ class Pause(Body):
     deadline_s: DeadlineS | None = None
     lanes: Annotated[Listed[Lane], Field(min_length=1)] = LANES
     if_ticket: int | None = None
-    kv: Literal["keep", "drop"] | None = None
+    kv: Literal["keep", "drop"] = "keep"
     offload: Listed[str] = ()
 
 

@@ -116,7 +116,8 @@ class Fleet:
 
     async def load(self, worker: Worker, path: str, version: int) -> None:
         """Load weights from a path and have the engine confirm the label; raises WorkerFailure."""
-        call = worker.dialect.update_from_disk(path, version)
+        kept = worker.freeze is not None and worker.freeze.cache == "keep"
+        call = worker.dialect.update_from_disk(path, version, flush=not kept)
         worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, self._update_timeout_s))
         await self.read_label(worker)
 

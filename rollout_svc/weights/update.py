@@ -2,7 +2,8 @@
 
 Invariants:
 
-- No weights move to a worker that runs a request of ours, is quarantined for one, or is not there.
+- No weights move to a worker that runs a request of ours, unless it is frozen with it, is quarantined for one, or is
+  not there.
 - Only a worker in traffic can fail an update: one that is out already is brought along where it answers, else listed.
 - After an update every worker in traffic reports the version, or it is named in the answer and out of traffic.
 - A failure is an error, never a partial success: the caller's pause stays.
@@ -52,7 +53,7 @@ class WeightUpdater:
         """
         started = asyncio.get_running_loop().time()
         with self._fleet.updating():
-            active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and not w.calls]
+            active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
             in_traffic = [worker for worker in active if source.path is not None or _was_given(worker, source, since)]
             targets = active + await self._waiting_for_weights()
             results: dict[str, dict[str, Any]] = {
@@ -163,6 +164,8 @@ class WeightUpdater:
             known = "" if previous is None else f"{previous} nor "
             raise WorkerFailure("odd_version", f"it reports {worker.version}, not {known}{version}")
         worker.flushed = None
+        if worker.freeze is not None and worker.freeze.cache == "keep":
+            return  # the cache of what is frozen there was asked to stay, and the engine flushes none or all
         try:
             await self._fleet.flush(worker)
         except WorkerFailure as failure:
@@ -172,6 +175,11 @@ class WeightUpdater:
     async def _ask(self, worker: Worker) -> None:
         """After a failure: which version does it say it has? Unknown where it does not answer."""
         worker.version = await self._fleet.ask(worker)
+
+
+def _still(worker: Worker) -> bool:
+    """Whether nothing of ours can make a token there: it is idle or frozen."""
+    return not worker.calls or worker.frozen
 
 
 def _was_given(worker: Worker, source: Source, since: float) -> bool:

@@ -103,6 +103,11 @@ class WorkerPool:
         self._bus.emit(WorkerChanged(worker.worker_id, str(before), str(after), reason))
         self.fleet_changed()
 
+    def thawed(self) -> None:
+        """A frozen worker goes on: its calls' time limits count again, and it has room."""
+        self._watch_deadlines()
+        self.changed()
+
     def fleet_changed(self) -> None:
         """A worker came, went, or changed state or limit."""
         self.changed()
@@ -161,7 +166,8 @@ class WorkerPool:
     async def _try(self, sample: Sample, lane: Lane, request: GenerateRequest, avoid: frozenset[str]) -> Completion:
         loop = asyncio.get_running_loop()
         worker = await self._claim(lane, avoid, loop.time() + self._request_timeout_s)
-        call = EngineCall(request.request_id, sample.sample_id, lane, self._gate.epoch(lane), loop.time())
+        epoch = self._gate.epoch(lane)
+        call = EngineCall(request.request_id, sample.sample_id, lane, epoch, loop.time(), worker.version)
         worker.calls[call.request_id] = call
         self.in_flight[lane] += 1
         try:
@@ -207,10 +213,10 @@ class WorkerPool:
     def _watch_deadlines(self) -> None:
         """Keep one timer for the call whose time is up first: all have the same limit, so that is the oldest."""
         if self._deadline_timer is None:
-            oldest = min(
-                (next(iter(worker.calls.values())).since for worker in self.workers.values() if worker.calls),
-                default=None,
-            )
+            # A frozen worker's calls have all the time there is; when it goes on, they are as far apart as before.
+            running = (worker for worker in self.workers.values() if worker.calls and not worker.frozen)
+            firsts = (next(iter(worker.calls.values())) for worker in running)
+            oldest = min((call.since + call.held_s for call in firsts), default=None)
             if oldest is not None:
                 loop = asyncio.get_running_loop()
                 self._deadline_timer = loop.call_at(oldest + self._request_timeout_s, self._end_overdue)
@@ -219,8 +225,8 @@ class WorkerPool:
         self._deadline_timer = None
         limit = asyncio.get_running_loop().time() - self._request_timeout_s
         for worker in self.workers.values():
-            for call in list(worker.calls.values()):
-                if call.since > limit:
+            for call in () if worker.frozen else list(worker.calls.values()):
+                if call.since + call.held_s > limit:
                     break
                 call.cancel("timeout")
         self._watch_deadlines()
@@ -233,23 +239,24 @@ class WorkerPool:
             raise SampleFailure(
                 "invalid_response", f"{len(completion.ids)} tokens, but only {request.max_tokens} were asked for"
             )
-        self._refuse_other_weights(worker, completion)
+        self._refuse_other_weights(worker, call, completion)
         completion.late = call.epoch != self._gate.epoch(call.lane)
-        if completion.finish_reason == "abort" and not completion.ids and not completion.late:
+        if completion.finish_reason == "abort" and not (completion.ids or completion.late or call.aborts):
             raise WorkerFailure("engine_abort", f"{worker.worker_id} aborted a request that nobody asked it to abort")
         completion.worker = worker.worker_id
         return completion
 
     @staticmethod
-    def _refuse_other_weights(worker: Worker, completion: Completion) -> None:
+    def _refuse_other_weights(worker: Worker, call: EngineCall, completion: Completion) -> None:
         """An engine that was restarted in silence answers with what it started with: it is out until it is looked at.
 
-        Weights change only while nothing of ours runs there, so an answer has the version the worker was let in with.
+        Weights change only while nothing of ours runs there, or runs frozen: an answer has the version the worker was
+        let in with, or that of its dispatch where it was on its way already.
         """
         if not completion.labelled or not completion.spans or worker.version is None:
             return
         found = completion.spans[-1].version
-        if found != worker.version:
+        if found not in (worker.version, call.version):
             message = f"{worker.worker_id} answered under version {found}; it was let in with {worker.version}"
             if worker.state is WorkerState.ACTIVE:
                 worker.put_in_quarantine("version", message)

@@ -18,6 +18,7 @@ from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import EngineInfo, GenerateRequest, Transport
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.pool import CONTROL_TIMEOUT_S, WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -43,6 +44,7 @@ class Supervisor:
         self,
         *,
         pool: WorkerPool,
+        freezing: Freezing,
         transport: Transport,
         tasks: TaskOwner,
         admit: Admit,
@@ -50,6 +52,7 @@ class Supervisor:
         new_id: Callable[[], str],
     ) -> None:
         self._pool = pool
+        self._freezing = freezing
         self._transport = transport
         self._tasks = tasks
         self._admit = admit
@@ -166,6 +169,10 @@ class Supervisor:
         quarantine = worker.quarantine
         if quarantine is None or worker.state is not WorkerState.QUARANTINED:
             return
+        if worker.frozen and worker.calls:
+            return  # a pause holds what it runs
+        if not await self._freezing.thaw(worker):
+            return
         if quarantine.kind == "residual":
             count = await self.count(worker)
             worker.residual = count if count is None else max(0, count - len(worker.calls))
@@ -187,6 +194,7 @@ class Supervisor:
         if worker.calls:
             await _attention(worker, _PROBE_S)
             return
+        await self._freezing.thaw(worker)
         self._pool.remove(worker.worker_id)
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -194,7 +202,11 @@ class Supervisor:
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
         worker.capabilities = info.capabilities
         before, quarantine = worker.state, worker.quarantine
-        kept_out = await self._admit(worker, info)
+        if before is WorkerState.STARTING:
+            await self._freezing.thaw_found(worker)
+        # One that died frozen may be the same process, still frozen, with nothing of ours in it any more.
+        thawed = bool(worker.calls) or await self._freezing.thaw(worker)
+        kept_out = await self._admit(worker, info) if thawed else "it is frozen and does not go on"
         if worker.state is not before or worker.quarantine is not quarantine:
             return  # drained, declared dead or put in quarantine meanwhile
         if kept_out is None:

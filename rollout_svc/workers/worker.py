@@ -3,7 +3,7 @@
 Invariants:
 
 - A call is in `calls` from the line that claims its slot to the line that gives it back; nothing else counts.
-- `accepts` is true only in state ACTIVE, below the limit, with the breaker letting traffic through.
+- `accepts` is true only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
 - The state changes in `become` alone, which tells its listener.
 """
 
@@ -20,9 +20,12 @@ from rollout_svc.engines import Dialect, Endpoint
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
 
-__all__ = ["AbortReason", "CallEnded", "EngineCall", "Quarantine", "Worker", "WorkerState"]
+__all__ = ["AbortReason", "Cache", "CallEnded", "EngineCall", "Freeze", "Quarantine", "Worker", "WorkerState"]
 
 _SINGLE_ABORTS: Final = 4  # at once, of the 8 control connections a worker has at most: for calls that were dropped
+
+Cache = Literal["keep", "drop"]
+"""What becomes of the KV cache of frozen requests: kept as it is, or made again when they go on."""
 
 AbortReason = Literal["pause", "stale", "timeout", "client", "overload", "shutdown", "worker_dead"]
 
@@ -50,17 +53,35 @@ class EngineCall:
         epoch: the lane's epoch when it was dispatched.
         since: loop time of the dispatch, seconds.
         cancelled_for: why it was ended, if it was.
-        aborts: how often an abort by its id was sent.
+        aborts: how often an abort that means it was sent.
+        version: the worker's weight version when it was dispatched.
+        held_s: seconds it spent frozen, which its time limit does not count.
     """
 
-    __slots__ = ("_cancelling", "_task", "aborts", "cancelled_for", "epoch", "lane", "request_id", "sample_id", "since")
+    __slots__ = (
+        "_cancelling",
+        "_task",
+        "aborts",
+        "cancelled_for",
+        "epoch",
+        "held_s",
+        "lane",
+        "request_id",
+        "sample_id",
+        "since",
+        "version",
+    )
 
-    def __init__(self, request_id: str, sample_id: str, lane: Lane, epoch: int, since: float) -> None:
+    def __init__(
+        self, request_id: str, sample_id: str, lane: Lane, epoch: int, since: float, version: int | None = None
+    ) -> None:
         self.request_id = request_id
         self.sample_id = sample_id
         self.lane: Lane = lane
         self.epoch = epoch
         self.since = since
+        self.version = version
+        self.held_s = 0.0
         self.cancelled_for: AbortReason | None = None
         self.aborts = 0
         self._task: asyncio.Task[Any] | None = None
@@ -110,6 +131,23 @@ class Quarantine:
     since: float
 
 
+@dataclass(slots=True)
+class Freeze:
+    """A worker that is frozen, or may be.
+
+    Attributes:
+        cache: what becomes of its requests' KV cache.
+        since: loop time, seconds.
+        confirmed: the engine said so; until then it may be running.
+        thawing: it was told to go on.
+    """
+
+    cache: Cache
+    since: float
+    confirmed: bool = False
+    thawing: bool = False
+
+
 class Worker:
     """One engine as the pool sees it; see the module's invariants."""
 
@@ -125,6 +163,7 @@ class Worker:
         "endpoint",
         "exclusive",
         "flushed",
+        "freeze",
         "held",
         "limit",
         "max_batch",
@@ -135,6 +174,7 @@ class Worker:
         "residual",
         "single_aborts",
         "state",
+        "switching",
         "unsure",
         "version",
         "worker_id",
@@ -172,6 +212,8 @@ class Worker:
         self.residual: int | None = None
         self.quarantine: Quarantine | None = None
         self.held = False
+        self.freeze: Freeze | None = None
+        self.switching = asyncio.Lock()
         self.unsure = False
         self.attention = asyncio.Event()
         self._on_change = on_change
@@ -182,7 +224,7 @@ class Worker:
     @property
     def accepts(self) -> bool:
         """Whether a new request may be sent now."""
-        if self.state is not WorkerState.ACTIVE or self.held or self.unsure:
+        if self.state is not WorkerState.ACTIVE or self.held or self.unsure or self.freeze is not None:
             return False
         limit = self.limit if self.breaker.state == "closed" else min(1, self.limit)
         return len(self.calls) < limit
@@ -191,6 +233,18 @@ class Worker:
     def load(self) -> float:
         """Share of the limit that is in use."""
         return len(self.calls) / self.limit if self.limit else 1.0
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its engine confirmed that nothing runs there for now, and was not told to go on."""
+        return self.freeze is not None and self.freeze.confirmed and not self.freeze.thawing
+
+    def thawed(self, now: float) -> None:
+        """It goes on: the time limits of what it held start counting again."""
+        if self.freeze is not None:
+            for call in self.calls.values():
+                call.held_s += now - self.freeze.since
+            self.freeze = None
 
     def in_lanes(self, lanes: frozenset[Lane]) -> list[EngineCall]:
         """Calls of these lanes under way."""

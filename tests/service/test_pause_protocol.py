@@ -257,8 +257,12 @@ async def test_arguments_that_make_no_sense_change_nothing() -> None:
         for arguments in ({"lanes": ()}, {"lanes": ("tram",)}, {"deadline_s": 0.0}, {"deadline_s": float("nan")}):
             with pytest.raises(BadRequest):
                 await made.service.pause(**arguments)
-        with pytest.raises(BadRequest):
-            await made.service.pause(mode="keep")
+        with pytest.raises(BadRequest, match="mode"):
+            await made.service.pause(mode="stop")
+        with pytest.raises(BadRequest, match="kv"):
+            await made.service.pause(mode="keep", kv="some")
+        with pytest.raises(BadRequest, match="lanes"):
+            await made.service.pause(mode="keep", lanes=("train",))
         assert made.service.state == "running"
         assert (engine.running, made.service.status()["ticket"]) == (1, 0)
 

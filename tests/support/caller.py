@@ -104,7 +104,7 @@ class Table:
 
     def withdraw(self) -> None:
         """Close the lane's gate, running requests included."""
-        self.gate.close(["train"], withdraw=True)
+        self.gate.close(["train"], "abort")
 
     def then(self, what: Callable[[], Any], step: Completion) -> Callable[[], Awaitable[Completion]]:
         """Do something while the engine works on its answer."""

@@ -1,0 +1,112 @@
+"""Freezing engines with their requests inside, and letting them go on.
+
+Invariants:
+
+- One attempt at a time per worker, so that a freeze and a thaw never overtake each other on the wire.
+- A worker counts as frozen only when its engine confirmed; from the first attempt on it gets no new request.
+- A freeze whose fate is unknown is thawed like any other: a worker that may be frozen is never left so.
+- A worker that does not go on loses its requests and is quarantined; its supervisor keeps trying to thaw it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from rollout_svc.engines import Call, Transport
+from rollout_svc.errors import WorkerFailure
+from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.pool import CONTROL_TIMEOUT_S, WorkerPool
+from rollout_svc.workers.worker import Cache, Freeze, Worker, WorkerState
+
+__all__ = ["Freezing", "can_freeze"]
+
+_CAPABILITY: Final[dict[Cache, str]] = {"keep": "freeze_keep_kv", "drop": "freeze_drop_kv"}
+_THAW_S: Final = 10.0  # seconds an engine has to go on before what it holds is given up
+_FIRST_RETRY_S: Final = 0.05  # seconds between two attempts, doubling
+_RETRY_CAP_S: Final = 1.0
+
+
+def can_freeze(worker: Worker, cache: Cache) -> bool:
+    """Whether this worker's engine can be frozen so, and is ours alone: a freeze holds everything that runs there."""
+    return worker.exclusive and _CAPABILITY[cache] in worker.capabilities
+
+
+class Freezing:
+    """Freezes and thaws; the state is each worker's `freeze`."""
+
+    def __init__(self, *, pool: WorkerPool, transport: Transport, tasks: TaskOwner) -> None:
+        self._pool = pool
+        self._transport = transport
+        self._tasks = tasks
+
+    @property
+    def frozen(self) -> list[Worker]:
+        """Workers that are frozen, or may be."""
+        return [worker for worker in self._pool.workers.values() if worker.freeze is not None]
+
+    async def freeze(self, worker: Worker, cache: Cache, timeout_s: float) -> bool:
+        """Make one attempt; returns whether the engine confirmed. One that is being thawed is not frozen again."""
+        try:
+            async with asyncio.timeout(timeout_s), worker.switching:
+                if worker.freeze is None:
+                    worker.freeze = Freeze(cache, asyncio.get_running_loop().time())
+                elif worker.freeze.thawing or worker.freeze.cache != cache:
+                    return False
+                if not worker.freeze.confirmed and await self._sent(worker, worker.dialect.freeze(cache), timeout_s):
+                    worker.freeze.confirmed = True
+                return worker.freeze.confirmed
+        except TimeoutError:
+            return False
+
+    async def thaw(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> bool:
+        """Make one attempt to let an engine go on; returns whether it does."""
+        if worker.freeze is not None:
+            worker.freeze.thawing = True
+        try:
+            async with asyncio.timeout(timeout_s), worker.switching:
+                if worker.freeze is None:
+                    return True
+                worker.freeze.thawing = True
+                if not await self._sent(worker, worker.dialect.thaw(), timeout_s):
+                    return False
+                worker.thawed(asyncio.get_running_loop().time())
+        except TimeoutError:
+            return False
+        self._pool.thawed()
+        return True
+
+    async def thaw_found(self, worker: Worker) -> None:
+        """Let an engine go on that was found at the start: a service that died may have left it frozen."""
+        if any(can_freeze(worker, cache) for cache in _CAPABILITY):
+            async with worker.switching:
+                await self._sent(worker, worker.dialect.thaw(), CONTROL_TIMEOUT_S)
+
+    def thaw_all(self) -> None:
+        """Let every frozen engine go on, beside everything else; each gets requests again once it confirmed."""
+        for worker in self.frozen:
+            if worker.freeze is not None and not worker.freeze.thawing:
+                worker.freeze.thawing = True
+                self._tasks.spawn(f"thaw:{worker.worker_id}", self._thaw_in_time(worker))
+
+    async def _thaw_in_time(self, worker: Worker) -> None:
+        loop, delay = asyncio.get_running_loop(), _FIRST_RETRY_S
+        end = loop.time() + _THAW_S
+        while worker.freeze is not None and worker.state is not WorkerState.DEAD:
+            if await self.thaw(worker):
+                return
+            if loop.time() + delay >= end:
+                break
+            await asyncio.sleep(delay)
+            delay = min(_RETRY_CAP_S, 2 * delay)
+        if worker.freeze is not None and worker.state is not WorkerState.DEAD:
+            worker.put_in_quarantine("residual", f"it does not go on after a freeze, {_THAW_S:g} s long")
+            for call in list(worker.calls.values()):
+                call.cancel("worker_dead")
+
+    async def _sent(self, worker: Worker, call: Call, timeout_s: float) -> bool:
+        try:
+            worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, timeout_s))
+        except WorkerFailure:
+            return False
+        return True
