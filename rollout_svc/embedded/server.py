@@ -19,6 +19,7 @@ import orjson
 from aiohttp import web
 
 from rollout_svc.embedded.auth import Keys
+from rollout_svc.embedded.engine import PAUSE_MODES
 from rollout_svc.embedded.model import WeightsError
 from rollout_svc.embedded.runner import EngineDiedError
 from rollout_svc.embedded.wire import (
@@ -47,8 +48,6 @@ HEALTH_TIMEOUT_S: Final = 20.0
 
 BACKLOG: Final = 4096
 """Connections the kernel holds until they are accepted: a whole wave of requests may connect at once."""
-
-PAUSE_MODES: Final = ("abort",)
 
 FLUSHED: Final = "Cache flushed.\n"
 NOT_FLUSHED: Final = "Flush cache failed.\n"
@@ -173,16 +172,17 @@ class EngineServer:
         return web.Response()
 
     async def _pause_generation(self, request: web.Request) -> web.Response:
-        mode = read_text(await _body(request), "mode") or "abort"
-        if mode not in PAUSE_MODES:
+        wanted = read_text(await _body(request), "mode")
+        mode = next((name for name in PAUSE_MODES if name == (wanted or "abort")), None)
+        if mode is None:
             known = ", ".join(f"'{name}'" for name in PAUSE_MODES)
-            raise malformed(f"1 validation error: body.mode: this engine supports {known}; got {mode!r}")
-        await self.engine.pause()
+            raise malformed(f"1 validation error: body.mode: must be one of {known}; got {wanted!r}")
+        await self.engine.pause(mode)
         return _json({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue_generation(self, request: web.Request) -> web.Response:
         await _body(request)
-        self.engine.resume()
+        await self.engine.resume()
         return _json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update_weights_from_disk(self, request: web.Request) -> web.Response:

@@ -292,7 +292,8 @@ def answer(request: Generate, outcome: Outcome, vocabulary: Vocabulary, elapsed_
     job = outcome.job
     meta: dict[str, Any] = {"id": job.rid, "finish_reason": outcome.finish_reason}
     if outcome.stage == "running":
-        meta |= {"prompt_tokens": len(job.prompt), "num_retractions": 0, "reasoning_tokens": 0, "cached_tokens": 0}
+        meta |= {"prompt_tokens": len(job.prompt), "num_retractions": job.retractions}
+        meta |= {"reasoning_tokens": 0, "cached_tokens": 0}
         meta["e2e_latency"] = elapsed_s
     meta |= {"weight_version": outcome.version, "weight_versions": job.spans(), "completion_tokens": len(job.ids)}
     if request.return_logprob:
