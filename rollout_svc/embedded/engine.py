@@ -24,7 +24,7 @@ from rollout_svc.embedded.runner import EngineDiedError, EngineThread
 from rollout_svc.embedded.wire import invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from typing import Any
 
     from rollout_svc.embedded.job import Job
@@ -88,6 +88,25 @@ class Engine:
                 return self._turned_away(job)
             with self._inside(job) as future:
                 return await future
+
+    async def stream(self, job: Job) -> AsyncGenerator[Outcome | None]:
+        """Run a request as `generate` does, with a None whenever it may have more tokens, and the outcome at the end.
+
+        Raises:
+            RefusedError: A request with this id is in flight; nothing was yielded.
+            EngineDiedError: The engine has ended.
+        """
+        with self._admitted(job):
+            if not await self.door.enter(job.rid):
+                yield self._turned_away(job)
+                return
+            with self._inside(job) as future, self.thread.watched(future) as news:
+                while not future.done():
+                    await news.wait()
+                    news.clear()
+                    if not future.done():
+                        yield None
+                yield await future
 
     def abort(self, rid: str) -> None:
         """Abort every request in the scheduler whose id begins with `rid`, if one in flight is named exactly so.

@@ -1,7 +1,8 @@
 """The HTTP face of the engine: one route, one method.
 
 Invariants:
-- Every answer is JSON but those of `/ping`, `/health`, `/ready`, `/abort_request` (empty) and `/flush_cache` (text).
+- Every answer is JSON but those of `/ping`, `/health`, `/ready`, `/abort_request` (empty), `/flush_cache` (text), and
+  of a `/generate` with `stream` (events).
 - An abort, of a request or of all, makes the generate call answer 200 with what there is.
 - A client that leaves has its request aborted.
 """
@@ -22,6 +23,7 @@ from rollout_svc.embedded.auth import Keys
 from rollout_svc.embedded.engine import PAUSE_MODES
 from rollout_svc.embedded.model import WeightsError
 from rollout_svc.embedded.runner import EngineDiedError
+from rollout_svc.embedded.streaming import stream
 from rollout_svc.embedded.wire import (
     RefusedError,
     answer,
@@ -154,11 +156,13 @@ class EngineServer:
         except EngineDiedError as error:
             return _json({"error": {"message": str(error)}}, 503)
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         began = time.monotonic()
         config = self._identity.config
         body = await _body(request)
         wanted = parse_generate(body, self._vocabulary, vocab_size=config.vocab_size, context=config.context)
+        if wanted.stream:
+            return await stream(request, wanted, self.engine, self._vocabulary)
         outcome = await self.engine.generate(wanted.job)
         return _json(answer(wanted, outcome, self._vocabulary, time.monotonic() - began))
 

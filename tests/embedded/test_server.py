@@ -73,7 +73,6 @@ async def test_the_answer_is_cut_before_the_stop_string() -> None:
         ({"input_ids": [-1]}, "token id -1 is outside"),
         ({"input_ids": [1], "text": "a"}, "Only one of text and input_ids"),
         ({"input_ids": [[1], [2]]}, "Batches are not supported"),
-        ({"input_ids": [1], "stream": True}, "stream is not supported"),
         ({"input_ids": [1], "sampling_params": {"temperature": -1}}, "non-negative finite number, got -1."),
         ({"input_ids": [1], "sampling_params": {"top_p": 0}}, "top_p must be in (0, 1], got 0."),
         ({"input_ids": [1], "sampling_params": {"top_k": 0}}, "top_k must be -1 (disable) or at least 1, got 0."),
