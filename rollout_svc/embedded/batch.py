@@ -44,19 +44,21 @@ class Batch:
         return self.rows - len(self.jobs)
 
     def join(self, jobs: list[Job]) -> tuple[list[int], list[float]]:
-        """Prefill prompts of one padded length into free rows, and draw each one's first token.
+        """Prefill sequences of one padded length into free rows, and draw each one's next token.
+
+        A job that ran before is computed anew with its output so far, under the weights of now.
 
         Returns:
             For each job, its token and the token's log-probability.
         """
         first = len(self.jobs)
-        logits = self._forward.prefill([job.prompt for job in jobs], first)
+        logits = self._forward.prefill([job.tokens for job in jobs], first)
         for row, job in enumerate(jobs, start=first):
             places = len(job.prompt) + job.limit
             self._uniforms[row, :places] = draw_uniforms(job.sampling.seed, places)
         self.jobs += jobs
         self._columns = None
-        lengths = torch.tensor([len(job.prompt) for job in jobs])
+        lengths = torch.tensor([job.length for job in jobs])
         uniforms = self._uniforms[self._row_index[first : len(self.jobs)], lengths]
         ids, logprobs = sample(logits, SamplingRows.of([job.sampling for job in jobs], self._vocab_size), uniforms)
         return ids.tolist(), logprobs.tolist()
@@ -84,8 +86,7 @@ class Batch:
             last = len(self.jobs) - 1
             if row != last:
                 mover = self.jobs[last]
-                places = len(mover.prompt) + len(mover.ids)
-                self._forward.move(last, row, padded_length(places))
+                self._forward.move(last, row, padded_length(mover.length))
                 self._uniforms[row] = self._uniforms[last]
                 self.jobs[row] = mover
             self.jobs.pop()
@@ -95,7 +96,7 @@ class Batch:
     def _stack(self) -> tuple[Tensor, Tensor, SamplingRows]:
         """Build the columns that `advance` keeps from step to step, after the batch has changed."""
         spare = [0] * max(0, MIN_ROWS - len(self.jobs))
-        places = [len(job.prompt) + len(job.ids) - 1 for job in self.jobs]
+        places = [job.length - 1 for job in self.jobs]
         self._longest = max(places)
         settings = SamplingRows.of([job.sampling for job in self.jobs], self._vocab_size)
         return torch.tensor([job.ids[-1] for job in self.jobs] + spare), torch.tensor(places + spare), settings

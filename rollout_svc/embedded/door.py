@@ -2,7 +2,7 @@
 
 Invariants:
 - While the door is closed nobody enters; those who wait enter in the order they came once it opens.
-- Inside `exclusively` nobody is inside, and nobody enters until it ends.
+- `exclusively` begins when nobody is inside, or those inside are frozen; nobody enters until it ends.
 - A waiter leaves exactly once: let in, turned away, or cancelled.
 """
 
@@ -21,11 +21,13 @@ class Door:
 
     def __init__(self) -> None:
         self.paused = False
+        self.frozen = False
         self.inside = 0
         self._writers = 0
         self._writing = asyncio.Lock()
         self._empty = asyncio.Event()
-        self._empty.set()
+        self._quiet = asyncio.Event()
+        self._note()
         self._waiting: dict[str, asyncio.Future[bool]] = {}
 
     def __repr__(self) -> str:
@@ -59,14 +61,13 @@ class Door:
             finally:
                 del self._waiting[rid]
         self.inside += 1
-        self._empty.clear()
+        self._note()
         return True
 
     def leave(self) -> None:
         """Go out again."""
         self.inside -= 1
-        if self.inside == 0:
-            self._empty.set()
+        self._note()
 
     def turn_away(self, chosen: Callable[[str], bool]) -> int:
         """Send the chosen waiters home.
@@ -79,13 +80,15 @@ class Door:
             waiter.set_result(False)
         return len(found)
 
-    def pause(self) -> None:
-        """Close the door until `resume`. Idempotent."""
-        self.paused = True
+    def pause(self, *, frozen: bool = False) -> None:
+        """Close the door until `resume`. The last of several pauses says whether those inside are frozen."""
+        self.paused, self.frozen = True, frozen
+        self._note()
 
     def resume(self) -> None:
         """Open the door, unless a change of weights still holds it. Idempotent."""
-        self.paused = False
+        self.paused = self.frozen = False
+        self._note()
         self._let_in()
 
     async def emptied(self) -> None:
@@ -94,15 +97,28 @@ class Door:
 
     @asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:
-        """Close the door, wait until nobody is inside, and keep it so within."""
+        """Close the door, and wait until nobody is inside or those inside are frozen.
+
+        What is frozen may be let go by a `resume` before this ends: what must find it frozen is asked for without an
+        await in between.
+        """
         self._writers += 1
         try:
             async with self._writing:
-                await self._empty.wait()
+                while not self._quiet.is_set():  # a freeze may be over before its news arrives
+                    await self._quiet.wait()
                 yield
         finally:
             self._writers -= 1
             self._let_in()
+
+    def _note(self) -> None:
+        """Set the events to what holds now."""
+        for event, holds in ((self._empty, self.inside == 0), (self._quiet, self.frozen or self.inside == 0)):
+            if holds:
+                event.set()
+            else:
+                event.clear()
 
     def _let_in(self) -> None:
         if self.closed:

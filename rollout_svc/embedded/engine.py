@@ -2,15 +2,20 @@
 
 Invariants:
 - A request id is in flight at most once.
-- An abort ends what is in flight when it is asked for, queued, running or at the door, and nothing that comes later.
-- Weights change when nothing runs; a change that fails leaves weights and label as they were.
+- An abort reaches what is in the scheduler when it is asked for, and nothing that comes later. At the door it is lost,
+  as in SGLang: a request that waits out a pause there runs afterwards, and if the abort named it, no later abort by id
+  reaches it; only `abort_all` does, once it is in.
+- Weights change when nothing runs, or what runs is frozen; a change that fails leaves weights and label as they were.
+- Of two pauses the later one holds: `abort` ends what another had frozen, `retract` frees the rows that `in_place` had
+  kept, and `in_place` keeps what `retract` had put in the queue there. One `resume` ends them all.
 - A cancelled caller leaves nothing behind: its request is aborted, a change of weights it began still completes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from rollout_svc.embedded.door import Door
 from rollout_svc.embedded.job import Outcome
@@ -19,13 +24,17 @@ from rollout_svc.embedded.runner import EngineDiedError, EngineThread
 from rollout_svc.embedded.wire import invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from typing import Any
 
     from rollout_svc.embedded.job import Job
     from rollout_svc.embedded.scheduler import Scheduler
 
 T = TypeVar("T")
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+PAUSE_MODES: Final[tuple[PauseMode, ...]] = get_args(PauseMode)
 
 
 class Engine:
@@ -36,6 +45,7 @@ class Engine:
         self.thread = EngineThread(scheduler)
         self._scheduler = scheduler
         self._in_flight: set[str] = set()
+        self._abort_sent: set[str] = set()
         self._owned: set[asyncio.Task[Any]] = set()
         self._closing = False
 
@@ -49,18 +59,18 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
+        """Requests in the batch, frozen ones included."""
         return len(self._scheduler.batch.jobs)
 
     @property
     def waiting(self) -> int:
-        """Requests that have not started: queued, or at the door."""
+        """Requests that are not in the batch: queued, retracted, or at the door."""
         return len(self._in_flight) - min(self.running, len(self._in_flight))
 
     @property
     def busy(self) -> bool:
-        """Whether requests are queued or running; those at the door do not count."""
-        return self.door.inside > 0
+        """Whether the cache is in use: requests are running, or queued while nothing freezes them there."""
+        return self.running > 0 or (self.door.inside > 0 and not self.door.frozen)
 
     def start(self) -> None:
         """Start the thread."""
@@ -73,50 +83,80 @@ class Engine:
             RefusedError: A request with this id is in flight.
             EngineDiedError: The engine has ended.
         """
-        if self._closing:
-            raise EngineDiedError("the engine is shutting down")
-        if job.rid in self._in_flight:
-            raise invalid(f"Duplicate request ID detected: {job.rid}")
-        self._in_flight.add(job.rid)
-        try:
+        with self._admitted(job):
             if not await self.door.enter(job.rid):
-                reason = {"type": "abort", "message": "Abort in waiting queue"}
-                return Outcome(job, reason, "waiting", self.version)
-            try:
-                return await self.thread.submit(job)
-            except asyncio.CancelledError:
-                self._abort_jobs(lambda other: other is job)
-                raise
-            finally:
-                self.door.leave()
-        finally:
-            self._in_flight.discard(job.rid)
+                return self._turned_away(job)
+            with self._inside(job) as future:
+                return await future
+
+    async def stream(self, job: Job) -> AsyncGenerator[Outcome | None]:
+        """Run a request as `generate` does, with a None whenever it may have more tokens, and the outcome at the end.
+
+        Raises:
+            RefusedError: A request with this id is in flight; nothing was yielded.
+            EngineDiedError: The engine has ended.
+        """
+        with self._admitted(job):
+            if not await self.door.enter(job.rid):
+                yield self._turned_away(job)
+                return
+            with self._inside(job) as future, self.thread.watched(future) as news:
+                while not future.done():
+                    await news.wait()
+                    news.clear()
+                    if not future.done():
+                        yield None
+                yield await future
 
     def abort(self, rid: str) -> None:
-        """Abort every request whose id begins with `rid`, provided that one is named exactly so; else do nothing."""
-        if rid in self._in_flight:
-            self.door.turn_away(lambda other: other.startswith(rid))
+        """Abort every request in the scheduler whose id begins with `rid`, if one in flight is named exactly so.
+
+        A second abort of the same id does nothing, not even when the first one was lost at the door.
+        """
+        if rid in self._in_flight and rid not in self._abort_sent:
+            self._abort_sent.add(rid)
             self._abort_jobs(lambda job: job.rid.startswith(rid))
 
     def abort_all(self) -> None:
-        """Abort everything in flight."""
-        self.door.turn_away(lambda _: True)
+        """Abort everything in the scheduler."""
         self._abort_jobs(lambda _: True)
 
-    async def pause(self) -> None:
-        """Close the door and abort what is inside; done when all of it has been answered. Idempotent."""
-        self.door.pause()
-        self._abort_jobs(lambda _: True)
-        await self.door.emptied()
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Close the door until `resume`, and stop what is inside. Idempotent.
 
-    def resume(self) -> None:
-        """Open the door. Idempotent."""
+        Args:
+            mode: `abort` ends it, and is done when all of it has been answered. `in_place` takes no further step: rows
+                keep what they hold, and an abort of what runs takes effect at the resume. `retract` puts what runs
+                back in the queue with its tokens, to be computed anew from there, and takes aborts at once.
+
+        Raises:
+            EngineDiedError: The engine has ended.
+        """
+        scheduler = self._scheduler
+
+        def end() -> None:
+            scheduler.end(lambda _: True)
+            scheduler.thaw()
+
+        self.door.pause(frozen=mode != "abort")
+        await self.thread.call({"abort": end, "in_place": scheduler.freeze, "retract": scheduler.retract}[mode])
+        if mode == "abort":
+            await self.door.emptied()
+
+    async def resume(self) -> None:
+        """Let what is frozen go on, and open the door; done when the first has come about. Idempotent.
+
+        Raises:
+            EngineDiedError: The engine has ended.
+        """
         self.door.resume()
+        await self.thread.call(self._scheduler.thaw)
 
     async def load(self, path: str, version: str | None, *, abort_running: bool) -> None:
         """Replace the weights by those of a file, and their label if one is given.
 
-        Waits until nothing runs, holding back what comes meanwhile.
+        Waits until nothing runs, holding back what comes meanwhile; while what runs is frozen, does not wait. What was
+        frozen in its row goes on with the keys and values of the old weights, what was retracted has new ones.
 
         Args:
             path: A safetensors file, or a directory holding `model.safetensors`.
@@ -135,8 +175,6 @@ class Engine:
         Raises:
             EngineDiedError: The engine has ended.
         """
-        if abort_running:
-            self.door.turn_away(lambda _: True)
 
         def change() -> None:
             if abort_running:
@@ -148,10 +186,42 @@ class Engine:
     async def close(self) -> None:
         """Abort everything, let changes of weights complete, and end the thread. Idempotent."""
         self._closing = True
-        self.abort_all()
+        self.door.turn_away(lambda _: True)
+        self.thread.post(lambda: self._scheduler.end(lambda _: True))
         if self._owned:
             await asyncio.wait(self._owned)
         await self.thread.close()
+
+    @contextmanager
+    def _admitted(self, job: Job) -> Iterator[None]:
+        """Keep the request's id to itself."""
+        if self._closing:
+            raise EngineDiedError("the engine is shutting down")
+        if job.rid in self._in_flight:
+            raise invalid(f"Duplicate request ID detected: {job.rid}")
+        self._in_flight.add(job.rid)
+        try:
+            yield
+        finally:
+            self._in_flight.discard(job.rid)
+            self._abort_sent.discard(job.rid)
+
+    @contextmanager
+    def _inside(self, job: Job) -> Iterator[asyncio.Future[Outcome]]:
+        """Hand a request that has entered to the thread; whoever leaves before its outcome drops it, frozen or not."""
+        try:
+            future = self.thread.submit(job)
+            try:
+                yield future
+            finally:
+                if future.cancelled() or not future.done():
+                    future.cancel()
+                    self.thread.post(lambda: self._scheduler.end(lambda other: other is job))
+        finally:
+            self.door.leave()
+
+    def _turned_away(self, job: Job) -> Outcome:
+        return Outcome(job, {"type": "abort", "message": "Abort in waiting queue"}, "waiting", self.version)
 
     def _abort_jobs(self, chosen: Callable[[Job], bool]) -> None:
         self.thread.post(lambda: self._scheduler.abort(chosen))

@@ -33,6 +33,8 @@ class Job:
         ids: Output so far.
         logprobs: One for each of `ids`.
         marks: `(version, first output token)` for each label it ran under; empty until it has run.
+        retractions: How often it was put back in the queue.
+        doomed: Aborted while frozen in its row: it ends when the freeze does.
     """
 
     rid: str
@@ -44,12 +46,32 @@ class Job:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     marks: list[tuple[str, int]] = field(default_factory=list)
+    retractions: int = 0
+    doomed: bool = False
 
-    def spans(self) -> list[Span]:
-        """Return the non-empty spans of versions, in order, covering the whole output."""
-        ends = [start for _, start in self.marks[1:]] + [len(self.ids)]
+    @property
+    def tokens(self) -> list[int]:
+        """The sequence so far: prompt, then output."""
+        return self.prompt + self.ids
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence so far."""
+        return len(self.prompt) + len(self.ids)
+
+    def spans(self, count: int | None = None) -> list[Span]:
+        """Return the non-empty spans of versions, in order, covering the output.
+
+        Args:
+            count: Cover only so many output tokens; None for all. A mark is set before the token it stands for, so
+                that the spans of tokens that were there before the call are right even while the job runs.
+        """
+        count = len(self.ids) if count is None else count
+        marks = list(self.marks)
+        ends = [start for _, start in marks[1:]] + [count]
         found: list[Span] = []
-        for (version, start), end in zip(self.marks, ends, strict=True) if self.marks else ():
+        for (version, start), end in zip(marks, ends, strict=True) if marks else ():
+            end = min(end, count)  # noqa: PLW2901 - a later mark may stand beyond what is asked for
             if found and found[-1]["version"] == version:
                 found[-1]["end"] = end
             elif end > start:
@@ -64,7 +86,7 @@ class Outcome:
     Attributes:
         job: The request, with its output.
         finish_reason: As on the wire: a dict with `type` "stop", "length" or "abort".
-        stage: Where it was when it ended; "waiting" when it never ran.
+        stage: Where it was when it ended; "waiting" when it never ran, or was put back in the queue.
         version: The label of the weights at that moment.
     """
 

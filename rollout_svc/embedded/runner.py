@@ -4,6 +4,7 @@ Invariants:
 - The scheduler is touched by this thread alone; commands run in the order they were posted, between two steps.
 - Each submitted job's future gets its outcome exactly once, in the event loop, or the error that ended the thread.
 - While nothing runs the thread sleeps; a command wakes it.
+- Watchers hear of a step after it was taken. However many steps the loop was late for, it is told of them once.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rollout_svc.embedded.job import Job, Outcome
     from rollout_svc.embedded.scheduler import Scheduler
@@ -41,6 +43,8 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._pending: set[asyncio.Future[Outcome]] = set()
         self._calls: set[asyncio.Future[Any]] = set()
+        self._watchers: dict[asyncio.Future[Outcome], asyncio.Event] = {}
+        self._telling = False
         self._dead: EngineDiedError | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -77,6 +81,21 @@ class EngineThread:
         future.add_done_callback(self._pending.discard)
         self.post(lambda: self.scheduler.submit(job))
         return future
+
+    @contextmanager
+    def watched(self, future: asyncio.Future[Outcome]) -> Iterator[asyncio.Event]:
+        """Yield an event that is set after every step, and when the future is done."""
+        event = asyncio.Event()
+
+        def ended(_: asyncio.Future[Outcome]) -> None:
+            event.set()
+
+        future.add_done_callback(ended)
+        self._watchers[future] = event
+        try:
+            yield event
+        finally:
+            del self._watchers[future]
 
     def post(self, command: Callable[[], object]) -> None:
         """Have the thread run a command between two steps; an error in it ends the thread."""
@@ -136,7 +155,15 @@ class EngineThread:
             self._hand_over()
         scheduler.step()
         self._hand_over()
+        if self._watchers and not self._telling:
+            self._telling = True
+            self._loop.call_soon_threadsafe(self._tell)
         return True
+
+    def _tell(self) -> None:
+        self._telling = False  # before the watchers look: a step they miss is told again
+        for event in self._watchers.values():
+            event.set()
 
     def _hand_over(self) -> None:
         ended = self.scheduler.take_ended()

@@ -5,6 +5,8 @@ Invariants:
 - New jobs join, aborts take effect, and labels and weights change only between steps, never within one.
 - No job waits while a row is free, unless this step's prefill budget is spent; jobs start in the order they came.
 - With nothing running and nothing waiting, every row is free.
+- While frozen no step is taken: rows keep their jobs, keys and values, the queue its order. An abort of a job in a row
+  then waits for the thaw, as it does for an engine whose aborts take a step; one in the queue ends at once.
 """
 
 from __future__ import annotations
@@ -39,17 +41,20 @@ class Scheduler:
         self.version = FIRST_VERSION
         self.batch = Batch(model, max_running)
         self.waiting: deque[Job] = deque()
+        self.frozen = False
         self.generated_tokens = 0
         self._vocabulary = vocabulary
         self._ended: list[Outcome] = []
 
     def __repr__(self) -> str:
-        return f"<Scheduler running={len(self.batch.jobs)} waiting={len(self.waiting)} version={self.version!r}>"
+        state = "frozen" if self.frozen else "going"
+        load = f"running={len(self.batch.jobs)} waiting={len(self.waiting)}"
+        return f"<Scheduler {state} {load} version={self.version!r}>"
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.batch.jobs or self.waiting)
+        return not self.frozen and bool(self.batch.jobs or self.waiting)
 
     def submit(self, job: Job) -> None:
         """Put a job at the end of the queue; one that may produce nothing ends here."""
@@ -59,27 +64,66 @@ class Scheduler:
             self.waiting.append(job)
 
     def abort(self, chosen: Callable[[Job], bool]) -> int:
-        """End the chosen jobs now, with what they have.
+        """End the chosen jobs, with what they have: now, but those frozen in a row at the thaw.
+
+        Returns:
+            How many were chosen.
+        """
+        if not self.frozen:
+            return self.end(chosen)
+        doomed = [job for job in self.batch.jobs if chosen(job)]
+        for job in doomed:
+            job.doomed = True
+        return len(doomed) + self._end_waiting(chosen)
+
+    def end(self, chosen: Callable[[Job], bool]) -> int:
+        """End the chosen jobs now, with what they have, frozen or not.
 
         Returns:
             How many were ended.
         """
+        ended = self._end_waiting(chosen)
+        rows = [row for row, job in enumerate(self.batch.jobs) if chosen(job)]
+        running = [self.batch.jobs[row] for row in rows]
+        self.batch.remove(rows)
+        for job in running:
+            reason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+            self._end(job, reason, "running")
+        return ended + len(running)
+
+    def freeze(self) -> None:
+        """Take no step until `thaw`. Idempotent."""
+        self.frozen = True
+
+    def retract(self) -> None:
+        """Freeze with every row free: what ran goes to the head of the queue, to be computed anew. Idempotent.
+
+        Aborts that waited for the thaw take effect.
+        """
+        self.freeze()
+        jobs = list(self.batch.jobs)
+        self.batch.remove(list(range(len(jobs))))
+        for job in jobs:
+            job.retractions += 1
+        self.waiting.extendleft(reversed(jobs))
+        self._end_waiting(lambda job: job.doomed)
+
+    def thaw(self) -> None:
+        """Take steps again, after ending what was aborted in its row. Idempotent."""
+        self.frozen = False
+        self.end(lambda job: job.doomed)
+
+    def _end_waiting(self, chosen: Callable[[Job], bool]) -> int:
         waiting = [job for job in self.waiting if chosen(job)]
         if waiting:
             gone = set(map(id, waiting))
             self.waiting = deque(job for job in self.waiting if id(job) not in gone)
-        rows = [row for row, job in enumerate(self.batch.jobs) if chosen(job)]
-        running = [self.batch.jobs[row] for row in rows]
-        self.batch.remove(rows)
         for job in waiting:
             self._end(job, {"type": "abort", "message": "Abort in waiting queue"}, "waiting")
-        for job in running:
-            reason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-            self._end(job, reason, "running")
-        return len(waiting) + len(running)
+        return len(waiting)
 
     def relabel(self, version: str) -> None:
-        """Name the weights; the next token of every running job belongs to the new name."""
+        """Name the weights; the next token of every job belongs to the new name."""
         self.version = version
         for job in self.batch.jobs:
             job.marks.append((version, len(job.ids)))
@@ -89,7 +133,7 @@ class Scheduler:
         for jobs in self._newcomers():
             first = len(self.batch.jobs)
             for job in jobs:
-                job.marks.append((self.version, 0))
+                job.marks.append((self.version, len(job.ids)))
             self._append(jobs, *self.batch.join(jobs), first)
         if self.batch.jobs:
             self._append(self.batch.jobs, *self.batch.advance(), 0)
@@ -104,7 +148,7 @@ class Scheduler:
         groups: dict[int, list[Job]] = {}
         budget = PREFILL_TOKENS
         for job in list(islice(self.waiting, self.batch.free)):
-            length = padded_length(len(job.prompt))
+            length = padded_length(job.length)
             if groups and length > budget:
                 break
             budget -= length

@@ -1,7 +1,8 @@
 """The HTTP face of the engine: one route, one method.
 
 Invariants:
-- Every answer is JSON but those of `/ping`, `/health`, `/ready`, `/abort_request` (empty) and `/flush_cache` (text).
+- Every answer is JSON but those of `/ping`, `/health`, `/ready`, `/abort_request` (empty), `/flush_cache` (text), and
+  of a `/generate` with `stream` (events).
 - An abort, of a request or of all, makes the generate call answer 200 with what there is.
 - A client that leaves has its request aborted.
 """
@@ -19,8 +20,10 @@ import orjson
 from aiohttp import web
 
 from rollout_svc.embedded.auth import Keys
+from rollout_svc.embedded.engine import PAUSE_MODES
 from rollout_svc.embedded.model import WeightsError
 from rollout_svc.embedded.runner import EngineDiedError
+from rollout_svc.embedded.streaming import stream
 from rollout_svc.embedded.wire import (
     RefusedError,
     answer,
@@ -47,8 +50,6 @@ HEALTH_TIMEOUT_S: Final = 20.0
 
 BACKLOG: Final = 4096
 """Connections the kernel holds until they are accepted: a whole wave of requests may connect at once."""
-
-PAUSE_MODES: Final = ("abort",)
 
 FLUSHED: Final = "Cache flushed.\n"
 NOT_FLUSHED: Final = "Flush cache failed.\n"
@@ -155,11 +156,13 @@ class EngineServer:
         except EngineDiedError as error:
             return _json({"error": {"message": str(error)}}, 503)
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         began = time.monotonic()
         config = self._identity.config
         body = await _body(request)
         wanted = parse_generate(body, self._vocabulary, vocab_size=config.vocab_size, context=config.context)
+        if wanted.stream:
+            return await stream(request, wanted, self.engine, self._vocabulary)
         outcome = await self.engine.generate(wanted.job)
         return _json(answer(wanted, outcome, self._vocabulary, time.monotonic() - began))
 
@@ -173,16 +176,17 @@ class EngineServer:
         return web.Response()
 
     async def _pause_generation(self, request: web.Request) -> web.Response:
-        mode = read_text(await _body(request), "mode") or "abort"
-        if mode not in PAUSE_MODES:
+        wanted = read_text(await _body(request), "mode")
+        mode = next((name for name in PAUSE_MODES if name == (wanted or "abort")), None)
+        if mode is None:
             known = ", ".join(f"'{name}'" for name in PAUSE_MODES)
-            raise malformed(f"1 validation error: body.mode: this engine supports {known}; got {mode!r}")
-        await self.engine.pause()
+            raise malformed(f"1 validation error: body.mode: must be one of {known}; got {wanted!r}")
+        await self.engine.pause(mode)
         return _json({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue_generation(self, request: web.Request) -> web.Response:
         await _body(request)
-        self.engine.resume()
+        await self.engine.resume()
         return _json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update_weights_from_disk(self, request: web.Request) -> web.Response:

@@ -80,10 +80,12 @@ class Generate:
     Attributes:
         job: What the engine runs.
         return_logprob: Whether the answer lists log-probabilities.
+        stream: Whether to answer with events as tokens are made.
     """
 
     job: Job
     return_logprob: bool
+    stream: bool
 
 
 def parse_generate(body: dict[str, Any], vocabulary: Vocabulary, *, vocab_size: int, context: int) -> Generate:
@@ -101,8 +103,6 @@ def parse_generate(body: dict[str, Any], vocabulary: Vocabulary, *, vocab_size: 
     rid = body.get("rid")
     if rid is not None and not isinstance(rid, str):
         raise wrong_type("rid", "a string or null", rid)
-    if body.get("stream"):
-        raise invalid("stream is not supported by this engine; leave it out.")
     prompt = _prompt(body, vocabulary)
     if len(prompt) >= context:
         raise invalid(
@@ -125,6 +125,7 @@ def parse_generate(body: dict[str, Any], vocabulary: Vocabulary, *, vocab_size: 
             stop_ids=sampling.stop_token_ids | ({end_id} if end_id is not None else frozenset()),
         ),
         return_logprob=_flag(body, "return_logprob", default=False),
+        stream=_flag(body, "stream", default=False),
     )
 
 
@@ -292,15 +293,52 @@ def answer(request: Generate, outcome: Outcome, vocabulary: Vocabulary, elapsed_
     job = outcome.job
     meta: dict[str, Any] = {"id": job.rid, "finish_reason": outcome.finish_reason}
     if outcome.stage == "running":
-        meta |= {"prompt_tokens": len(job.prompt), "num_retractions": 0, "reasoning_tokens": 0, "cached_tokens": 0}
+        meta |= _running(job)
         meta["e2e_latency"] = elapsed_s
-    meta |= {"weight_version": outcome.version, "weight_versions": job.spans(), "completion_tokens": len(job.ids)}
+    meta |= _output(request, len(job.ids), outcome.version)
+    return {"text": _text(outcome, vocabulary), "output_ids": job.ids, "meta_info": meta}
+
+
+def answer_so_far(request: Generate, count: int, version: str, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Build the body of an event before the last, while the job may be getting more tokens.
+
+    Args:
+        request: The request.
+        count: Output tokens to tell of: those whose log-probability was there before the call.
+        version: The label of the weights now.
+        vocabulary: Decodes them.
+    """
+    job = request.job
+    meta = {"id": job.rid, "finish_reason": None} | _running(job) | _output(request, count, version)
+    ids = job.ids[:count]
+    text = vocabulary.decode(ids, skip_special_tokens=job.sampling.skip_special_tokens)
+    return {"text": text, "output_ids": ids, "meta_info": meta}
+
+
+def _running(job: Job) -> dict[str, Any]:
+    """Say what is known of a request that has run."""
+    return {
+        "prompt_tokens": len(job.prompt),
+        "num_retractions": job.retractions,
+        "reasoning_tokens": 0,
+        "cached_tokens": 0,
+    }
+
+
+def _output(request: Generate, count: int, version: str) -> dict[str, Any]:
+    """Describe the first tokens of a request's output."""
+    job = request.job
+    meta: dict[str, Any] = {
+        "weight_version": version,
+        "weight_versions": job.spans(count),
+        "completion_tokens": count,
+    }
     if request.return_logprob:
-        pairs = zip(job.logprobs, job.ids, strict=True)
+        pairs = zip(job.logprobs[:count], job.ids[:count], strict=True)
         meta["input_token_logprobs"] = []
         meta["output_token_logprobs"] = [(logprob, token, None) for logprob, token in pairs]
-        meta["output_token_logprobs_length"] = len(job.ids)
-    return {"text": _text(outcome, vocabulary), "output_ids": job.ids, "meta_info": meta}
+        meta["output_token_logprobs_length"] = count
+    return meta
 
 
 def _text(outcome: Outcome, vocabulary: Vocabulary) -> str:

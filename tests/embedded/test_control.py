@@ -10,7 +10,6 @@ from rollout_svc.embedded.auth import Keys
 from rollout_svc.embedded.model import build, load_weights, save_weights
 from tests.embedded.helpers import (
     ABORTED,
-    ABORTED_QUEUED,
     CONFIG,
     PATIENCE_S,
     job,
@@ -43,18 +42,6 @@ async def test_a_pause_aborts_and_holds_newcomers_until_it_ends() -> None:
         assert (await engine.call("/continue_generation", {}))[1]["status"] == "ok"
         assert (await late)[1]["meta_info"]["finish_reason"] == {"type": "length", "length": 4}
         assert (await engine.call("/ready", method="GET"))[0] == 200
-        engine.assert_idle()
-
-
-async def test_an_abort_reaches_requests_at_the_door() -> None:
-    """A request that waits for the pause to end can be aborted there."""
-    async with served() as engine:
-        await engine.call("/pause_generation", {"mode": "abort"})
-        late = engine.generate("late")
-        await engine.until(lambda: engine.engine.door.waiting == 1)
-        await engine.call("/abort_request", {"rid": "late"})
-        status, body = await late
-        assert (status, body["meta_info"]["finish_reason"], body["output_ids"]) == (200, ABORTED_QUEUED, [])
         engine.assert_idle()
 
 

@@ -68,6 +68,31 @@ def test_tokens_and_logprobs_do_not_depend_on_the_batch(seed: int) -> None:
         assert together[request["rid"]].job.logprobs == alone.logprobs
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_freezing_and_retracting_change_no_token(seed: int) -> None:
+    """However often a crowd is frozen, retracted and thawed, each gets the tokens that it gets alone."""
+    rng = random.Random(seed)
+    requests = crowd(rng, 12)
+    engine = scheduler(5)
+    ended: dict[str, Outcome] = {}
+    with torch.inference_mode():
+        for request in requests:
+            engine.submit(job(**request))
+        while engine.busy:
+            engine.step()
+            if rng.random() < 0.2:
+                rng.choice([engine.freeze, engine.retract])()
+                assert engine.frozen
+                engine.thaw()
+            ended |= {outcome.job.rid: outcome for outcome in engine.take_ended()}
+    assert engine.batch.free == engine.batch.rows
+    assert any(outcome.job.retractions for outcome in ended.values())
+    for request in requests:
+        alone = run_to_end(scheduler(), [job(**request)])[request["rid"]].job
+        assert ended[request["rid"]].job.ids == alone.ids
+        assert ended[request["rid"]].job.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 12))
 def test_logprobs_equal_the_plain_forward_pass(seed: int, count: int, max_running: int) -> None:

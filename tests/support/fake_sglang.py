@@ -96,6 +96,13 @@ class FakeSGLang(Routes):
         return len(self.calls("waiting"))
 
     @property
+    def frozen(self) -> int:
+        """Generations that have run and stand still: in their slots (`in_place`) or back in the queue (`retract`)."""
+        if self.paused not in {"in_place", "retract"}:
+            return 0
+        return self.running + sum(call.retracted for call in self.calls("waiting"))
+
+    @property
     def blocked(self) -> int:
         """Calls held at the door of a paused or updating engine."""
         return len(self.calls("blocked"))

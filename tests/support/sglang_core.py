@@ -3,6 +3,10 @@
 - A call is blocked (at the door), waiting (in the queue), running, or over; over is final and happens once.
 - An abort by id reaches a call at most once: one that was lost at the door is never repeated (the engine's own quirk).
 - A paused engine starts nothing; what arrives then is blocked, and starts in order of arrival on continue.
+- A call is frozen while the engine is paused `in_place` or `retract` and it has run: in the first it keeps its slot and
+  an abort waits for continue, in the second it is back in the queue and an abort is immediate. Of two pauses the later
+  one says which; `abort` on top of either keeps it frozen and aborts all.
+- A weight update of a paused engine waits for nothing; a frozen call gets a new span.
 - Nothing ends by itself: a call ends by `finish`, by an abort, or by `reset`.
 """
 
@@ -224,7 +228,10 @@ class Core:
         return min(said, call.max_new_tokens)
 
     def pause(self, mode: str) -> None:
-        """Stop starting things; `retract` puts what runs back in the queue, `abort` ends all in the scheduler."""
+        """Stop starting things; `retract` puts what runs back in the queue, `abort` ends all in the scheduler.
+
+        What an abort could not end in place ends when it is retracted: the queue takes aborts at once.
+        """
         if mode == "abort":
             self.paused = self.paused or mode
             self.abort(every=True)
@@ -233,16 +240,20 @@ class Core:
         if mode == "retract":
             for call in self.calls("running"):
                 call.state, call.retracted = "waiting", True
+            self._settle_pending("waiting")
         self.changed()
 
     def resume(self) -> None:
         """Go on: pending aborts take effect, then blocked and waiting calls start."""
         self.paused = None
-        for call in self.calls("running"):
+        self._settle_pending("running")
+        self.fill()
+
+    def _settle_pending(self, state: State) -> None:
+        for call in self.calls(state):
             if call.abort_pending:
                 call.abort_pending = False
                 self._abort_now(call)
-        self.fill()
 
     def set_version(self, label: str) -> None:
         """Give the weights a new label; what lives through it gets a new span."""

@@ -269,9 +269,10 @@ class Routes(Core):
         problem = wire.check_pause(body)
         if problem is not None:
             return _json(problem[1], problem[0])
-        self.pause(body.get("mode", "abort"))
-        if self.paused == "abort":
-            await self.until(lambda: not self.busy or self.paused != "abort", "abort pause drained", None)
+        mode = body.get("mode", "abort")
+        self.pause(mode)
+        if mode == "abort":  # what is frozen in place cannot end before a continue: the real engine waits for it too
+            await self.until(lambda: not self.busy or self.paused is None, "abort pause drained", None)
         return _json({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, _: web.Request) -> web.Response:

@@ -24,7 +24,7 @@ async def test_pause_in_place() -> None:
         assert await client.pause("in_place") == PAUSED
         late = client.generate("late", max_new_tokens=20)
         await engine.wait_requests(4)
-        assert engine.blocked == 1
+        assert (engine.blocked, engine.frozen) == (1, 2)
         for rid in (running[0], queued, "late"):
             assert await client.abort(rid) == (200, None)
         assert outcome(await by_rid[queued]) == (200, ABORTED_IN_QUEUE, 0)
@@ -50,7 +50,7 @@ async def test_pause_retract() -> None:
         calls = [client.generate(f"retract-{index}", max_new_tokens=60) for index in range(2)]
         await engine.wait_running(2)
         assert await client.pause("retract") == PAUSED
-        assert (engine.running, engine.waiting) == (0, 2)
+        assert (engine.running, engine.waiting, engine.frozen) == (0, 2, 2)
         await client.abort("retract-0")
         status, body = await calls[0]
         assert outcome((status, body)) == (200, ABORTED_IN_QUEUE, 17)
@@ -78,6 +78,71 @@ async def test_pause_abort() -> None:
         await engine.wait_running(1)
         engine.release(finish="length")
         assert outcome(await late)[2] == 5
+
+
+async def test_the_later_of_two_pauses_holds() -> None:
+    """Retracting frees the slots that `in_place` kept, aborts waiting there included; `in_place` gives none back."""
+    async with FakeSGLang() as engine, Client(engine) as client:
+        calls = [client.generate(f"two-{index}", max_new_tokens=60) for index in range(2)]
+        await engine.wait_running(2)
+        await client.pause("in_place")
+        await client.abort("two-0")
+        assert (engine.running, engine.frozen) == (2, 2)
+        assert await client.pause("retract") == PAUSED
+        assert outcome(await calls[0]) == (200, ABORTED_IN_QUEUE, 3)
+        assert await client.pause("in_place") == PAUSED
+        assert (engine.running, engine.waiting, engine.frozen) == (0, 1, 1)
+        await client.abort("two-1")
+        assert outcome(await calls[1]) == (200, ABORTED_IN_QUEUE, 3)
+        assert await client.resume() == CONTINUED
+        assert await client.resume() == CONTINUED
+        assert (engine.frozen, engine.live) == (0, {})
+
+
+async def test_pause_abort_of_a_frozen_engine() -> None:
+    """It waits for what is frozen in place, which only a continue ends; what is retracted ends at once."""
+    async with FakeSGLang() as engine, Client(engine) as client:
+        call = client.generate("r0")
+        await engine.wait_running(1)
+        await client.pause("in_place")
+        pause = client.pause("abort")
+        await engine.until(lambda: engine.live["r0"].abort_pending, "aborted in place")
+        assert (pause.done(), call.done(), engine.frozen) == (False, False, 1)
+        assert await client.resume() == CONTINUED
+        assert await pause == PAUSED
+        assert outcome(await call) == (200, ABORTED, 3)
+        other = client.generate("r1")
+        await engine.wait_running(1)
+        await client.pause("retract")
+        assert await client.pause("abort") == PAUSED
+        assert outcome(await other) == (200, ABORTED_IN_QUEUE, 3)
+
+
+async def test_updates_of_a_frozen_engine() -> None:
+    """They are done at once; frozen generations go on with a span under each label, also through another freeze."""
+    for mode in ("in_place", "retract"):
+        async with FakeSGLang(report_spans=True, weight_version="1") as engine, Client(engine) as client:
+            call = client.generate("r0", max_new_tokens=9)
+            await engine.wait_running(1)
+            engine.advance(engine.live["r0"], 2)
+            await client.pause(mode)
+            body = {"model_path": "/x", "weight_version": "2", "flush_cache": False}
+            assert (await client.post("/update_weights_from_disk", body))[0] == 200
+            await client.resume()
+            engine.advance(engine.live["r0"], 3)
+            await client.pause(mode)
+            await client.post("/update_weight_version", {"new_version": "3", "abort_all_requests": False})
+            await client.resume()
+            engine.release("r0", finish="length")
+            status, answer = await call
+            assert (status, answer["meta_info"]["weight_versions"]) == (
+                200,
+                [
+                    {"version": "1", "start": 0, "end": 2},
+                    {"version": "2", "start": 2, "end": 5},
+                    {"version": "3", "start": 5, "end": 9},
+                ],
+            )
 
 
 async def test_pause_abort_waits_for_lost_aborts() -> None:
