@@ -39,6 +39,7 @@ class Freezing:
         self._pool = pool
         self._transport = transport
         self._tasks = tasks
+        self._going_on: set[str] = set()
 
     @property
     def frozen(self) -> list[Worker]:
@@ -85,20 +86,22 @@ class Freezing:
     def thaw_all(self) -> None:
         """Let every frozen engine go on, beside everything else; each gets requests again once it confirmed."""
         for worker in self.frozen:
-            if worker.freeze is not None and not worker.freeze.thawing:
+            if worker.freeze is not None and worker.worker_id not in self._going_on:
                 worker.freeze.thawing = True
+                self._going_on.add(worker.worker_id)
                 self._tasks.spawn(f"thaw:{worker.worker_id}", self._thaw_in_time(worker))
 
     async def _thaw_in_time(self, worker: Worker) -> None:
         loop, delay = asyncio.get_running_loop(), _FIRST_RETRY_S
         end = loop.time() + _THAW_S
-        while worker.freeze is not None and worker.state is not WorkerState.DEAD:
-            if await self.thaw(worker):
-                return
-            if loop.time() + delay >= end:
-                break
-            await asyncio.sleep(delay)
-            delay = min(_RETRY_CAP_S, 2 * delay)
+        try:
+            while worker.freeze is not None and worker.state is not WorkerState.DEAD:
+                if await self.thaw(worker) or loop.time() + delay >= end:
+                    break
+                await asyncio.sleep(delay)
+                delay = min(_RETRY_CAP_S, 2 * delay)
+        finally:
+            self._going_on.discard(worker.worker_id)
         if worker.freeze is not None and worker.state is not WorkerState.DEAD:
             worker.put_in_quarantine("residual", f"it does not go on after a freeze, {_THAW_S:g} s long")
             for call in list(worker.calls.values()):

@@ -346,6 +346,23 @@ async def test_an_engine_that_does_not_go_on_loses_its_requests() -> None:
         assert len((await made.take(groups=2))["groups"]) == 2
 
 
+async def test_an_idle_worker_that_may_be_frozen_gets_traffic_again() -> None:
+    """A freeze that was never confirmed, with nothing left to abort, is undone at resume at the latest."""  # P9
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        engine.script(FREEZE, Hang(), times=None)
+        engine.script(THAW, Status(500), times=None)
+        engine.pause("in_place")
+        pausing = made.start(made.pause(1.0, mode="keep"))
+        await engine.wait_hits(FREEZE, 1)
+        engine.release(tokens=[1])  # an answer that was on its way
+        await pausing
+        engine.heal(THAW)
+        await made.resume()
+        await made.push(1, first=5)
+        await engine.wait_running(1)
+
+
 # -- lanes ---------------------------------------------------------------------------------------------------
 
 
