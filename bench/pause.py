@@ -18,8 +18,8 @@ from bench.process import Child, raise_open_files
 from bench.report import Point, print_report, progress
 from bench.served import Served
 
-CASES = (1024,)
-BOUND = 2.0
+CASES = (256, 1024, 4096)
+BOUND = 1.5
 ROUNDS = 7
 POLL_S = 0.02
 """Between two looks at another process, which sends no event."""

@@ -166,9 +166,8 @@ class AgentContext:
                 continue
             segment = Segment(completion.ids, completion.logprobs, completion.spans, turn=sample.turn)
             sample.extend(self._attempt, segment)
-            done = done + completion.ids if done else completion.ids
             sample.engine_finish_reason = completion.engine_finish_reason
-            finish = _turn_end(completion, used_up=len(done) >= settings.max_tokens)
+            finish = _turn_end(completion, used_up=len(completion.ids) >= budget)
             if not completion.late and finish != "abort":
                 return self._whole_turn(finish)
             sample.finish_reason = "abort"
@@ -179,6 +178,7 @@ class AgentContext:
             await self._park()
             if finish != "abort":
                 return self._whole_turn(finish)
+            done = sample.turn_ids()
 
     async def _call(self, input_ids: list[int], budget: int, settings: SamplingConfig) -> Completion | None:
         """Make one engine call; None when it was interrupted and this loop parks."""

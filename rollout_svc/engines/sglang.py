@@ -30,7 +30,7 @@ _CLIENT_ERRORS: Final = 400
 _WORKER_STATUSES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "overloaded"}
 _HARD_STATUSES: Final = frozenset({401, 403, 404})
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
-_ID_TYPES: Final = frozenset({int})
+_DIGITS: Final = b"0123456789,"
 _NUMBER_TYPES: Final = frozenset({int, float})
 _LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
 _EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
@@ -221,17 +221,20 @@ def _control_body(reply: Reply) -> dict[str, Any]:
 def _check_numbers(ids: list[int], logprobs: list[float]) -> None:
     """Check types and ranges with loops that run in C and meet every element; JSON's booleans are no numbers."""
     try:
-        valid = not ids or (
-            _ID_TYPES.issuperset(map(type, ids))
-            and _NUMBER_TYPES.issuperset(map(type, logprobs))
-            and min(ids) >= 0
-            and math.isfinite(sum(logprobs))
-            and max(logprobs) <= _LOGPROB_ROUNDING
-        )
-    except OverflowError:
+        # Integers >= 0 are written with digits alone; writing them is cheaper than looking at each.
+        valid = orjson.dumps(ids).translate(None, _DIGITS) == b"[]" and (not logprobs or _are_logprobs(logprobs))
+    except (OverflowError, TypeError):
         valid = False
     if not valid:
         raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers <= 0")
+
+
+def _are_logprobs(values: list[float]) -> bool:
+    largest = max(values)
+    if not math.isfinite(sum(values)) or largest > _LOGPROB_ROUNDING:
+        return False
+    # What is no number could not be summed, save a boolean; true is too large, and false is not below 0.
+    return largest < 0 or _NUMBER_TYPES.issuperset(map(type, values))
 
 
 def _version(label: object) -> int | None:
