@@ -24,6 +24,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -101,6 +102,7 @@ class AgentContext:
         "one_turn",
         "prompt",
         "sampling",
+        "since",
         "turns",
     )
 
@@ -126,6 +128,7 @@ class AgentContext:
         self.turns = 0
         self._cuts = 0
         self.calling = False
+        self.since = 0.0  # loop time of the end of the last engine call
         self.cut: ResumeAt | None = None
         self._sample = sample
         self._attempt = attempt
@@ -195,6 +198,7 @@ class AgentContext:
             raise
         finally:
             self.calling = False
+            self.since = asyncio.get_running_loop().time()
 
     def _whole_turn(self, finish: FinishReason) -> Turn:
         sample = self._sample

@@ -54,6 +54,7 @@ class Group:
         "created_at",
         "group_id",
         "hand_backs",
+        "handed_back_at",
         "lane",
         "not_before",
         "prompt",
@@ -82,6 +83,7 @@ class Group:
         self.ready_at: float | None = None
         self.not_before = 0.0
         self.hand_backs = 0
+        self.handed_back_at = now
         self.reason: str | None = None
         self._ledger = ledger
         self._versions: frozenset[int | None] | None = None

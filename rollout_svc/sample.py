@@ -166,7 +166,7 @@ class Sample:
         self.packed: bytes | None = None
         self.failures = 0
         self.worker_failures: list[tuple[str, int]] = []
-        self.since = 0.0
+        self.since = 0.0  # loop time at which its last task ended, for those who wonder what it waits for
         self._ledger = ledger
         self._leased = False
         self._length = 0

@@ -40,6 +40,7 @@ from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.startup import wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of
+from rollout_svc.stuck import describe_stuck
 from rollout_svc.tasks import wait_until
 from rollout_svc.weights.fleet import Source
 from rollout_svc.weights.request import read_source, refuse_undrained
@@ -362,6 +363,10 @@ class RolloutService:
     def status(self) -> dict[str, Any]:
         """The service's record of itself."""
         return describe(self.parts, self.state, self.fleet.plan)
+
+    def stuck(self, older_than_s: float | None = None) -> dict[str, Any]:
+        """Who has been under way for longer than that, and where; None: longer than `pause.deadline_s`."""
+        return describe_stuck(self.parts, self.config.pause.deadline_s if older_than_s is None else older_than_s)
 
     def concurrency(self) -> dict[str, Any]:
         """The plan in force."""

@@ -5,7 +5,6 @@ Invariant: reading changes nothing, and costs a pass over workers and running gr
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from rollout_svc.assembly import Parts
 from rollout_svc.batches import Shortage
 from rollout_svc.gate import LANES
 from rollout_svc.plan import Plan
+from rollout_svc.stuck import oldest_samples
 
 __all__ = ["describe", "hopeless", "rss_bytes", "shortage_of"]
 
@@ -73,7 +73,7 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "workers": {w.worker_id: f"{w.state}: {w.reason}" for w in parts.pool.workers.values()},
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
-        "oldest": _oldest(parts),
+        "oldest": oldest_samples(parts, _OLDEST),
     }
     if groups > plan.max_groups:
         message = f"the plan admits at most {plan.max_groups} groups that are not consumed"
@@ -87,19 +87,3 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
     if parts.tally.last_failure and not parts.buffer.ready:
         message += f"; {sum(parts.tally.failed.values())} attempts failed, last: {parts.tally.last_failure}"
     return Shortage("not_enough", message, detail)
-
-
-def _oldest(parts: Parts) -> list[dict[str, Any]]:
-    """The samples that have been in the hands of a task for longest: where, and since when."""
-    now = asyncio.get_running_loop().time()
-    calls = {call.sample_id: w.worker_id for w in parts.pool.workers.values() for call in w.calls.values()}
-    members = sorted(parts.rollouts.members(LANES), key=lambda member: member.since)[:_OLDEST]
-    return [
-        {
-            "sample_id": member.sample.sample_id,
-            "where": "parked" if member.parked else member.stage,
-            "worker": calls.get(member.sample.sample_id),
-            "age_s": round(now - member.since, 3),
-        }
-        for member in members
-    ]

@@ -17,7 +17,7 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "prompt", "group", "ledger", "gate", "signals", "tasks"),
-    *("config", "configfile", "plan", "limits", "tokens", "chat_template", "plugins"),
+    *("config", "configfile", "plan", "limits", "tokens", "chat_template", "plugins", "await_chain"),
 )
 """Imported by everyone; they import each other."""
 FLOORS = (
@@ -30,7 +30,7 @@ FLOORS = (
     ("pause",),
     ("weights",),
     ("outside", "assembly"),
-    ("concurrency", "status", "startup"),
+    ("concurrency", "stuck", "status", "startup"),
     ("service",),
     ("rpc",),
     ("serve",),

@@ -60,6 +60,10 @@ class ReplayBuffer:
         """Groups that wait to go on."""
         return len(self._unfinished)
 
+    def unfinished_groups(self) -> Iterator[Group]:
+        """Those groups, in the order they go on."""
+        return iter(tuple(self._unfinished.values()))
+
     def put_back(self, group: Group) -> None:
         """Keep a group that was handed back unfinished."""
         self._unfinished[group.group_id] = group

@@ -63,12 +63,13 @@ class Owner(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One sample in the hands of one task."""
+    """One sample in the hands of one task; times are loop time, `since` that of its attempt."""
 
     sample: Sample
     attempt: int
     stage: str = "starting"
     since: float = 0.0
+    judging_since: float = 0.0
     task: asyncio.Task[None] | None = None
     context: AgentContext | None = None
     counted: bool = False

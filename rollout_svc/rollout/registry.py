@@ -85,6 +85,11 @@ class Rollouts:
         """Tasks that outlived their run: fenced, and still here."""
         return tuple(self._stragglers.values())
 
+    @property
+    def straggling(self) -> tuple[tuple[asyncio.Task[None], Straggler], ...]:
+        """The same with their tasks."""
+        return tuple(self._stragglers.items())
+
     def hand_back(self, lanes: Iterable[Lane], limit: int) -> list[asyncio.Task[None]]:
         """Take back up to `limit` runs that are not merely parked; returns their tasks, cancelled."""
         chosen = [
@@ -143,6 +148,7 @@ class Rollouts:
             bus.emit(GroupFinished(group.group_id, task, (group.ready_at or 0.0) - group.created_at))
             self._buffer.put_ready(group)
         elif group.account == "aborted":
+            group.handed_back_at = asyncio.get_running_loop().time()
             bus.emit(GroupHandedBack(group.group_id, task, reason))
             self._buffer.put_back(group)
         else:

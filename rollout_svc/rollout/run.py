@@ -128,6 +128,7 @@ class GroupRun:
         if self.members.get(member.sample.sample_id) is not member:
             return  # taken back before its task ended
         del self.members[member.sample.sample_id]
+        member.sample.since = asyncio.get_running_loop().time()
         if not self.closed:
             self._owner.run_changed(self)
             if not self.members:
@@ -254,7 +255,7 @@ class GroupRun:
 
     async def _judge(self, member: Member) -> None:
         sample, desk = member.sample, self.runtime.desk
-        member.stage = "judging"
+        member.stage, member.judging_since = "judging", asyncio.get_running_loop().time()
         view = await self._view(sample, member.attempt)
         [reward] = await self._tools.judging.judge(desk, self.group.lane, [view])
         sample.grade(member.attempt, reward.value, reward.parts)
@@ -330,6 +331,7 @@ class GroupRun:
         if not self._count_failure(sample, failure) or not self._open:
             return False
         member.attempt = sample.hand_out()
+        member.since = asyncio.get_running_loop().time()
         member.context = None
         return True
 

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion, GenerateRequest, Reply, Transport
@@ -30,10 +30,17 @@ from rollout_svc.workers.retry import retry
 from rollout_svc.workers.routing import choose
 from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worker, WorkerState
 
-__all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
+__all__ = ["CONTROL_TIMEOUT_S", "Wait", "WorkerPool"]
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
 _POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
+
+
+class Wait(NamedTuple):
+    """A sample that wants an engine and has none: in line for a slot, or between two tries; `since` is loop time."""
+
+    where: Literal["queued", "retrying"]
+    since: float
 
 
 class WorkerPool:
@@ -61,6 +68,7 @@ class WorkerPool:
         self._rng = rng
         self._new_id = new_id
         self._request_timeout_s = request_timeout_s
+        self.waits: dict[str, Wait] = {}
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
         self._listeners: list[Callable[[], None]] = []
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -149,7 +157,12 @@ class WorkerPool:
         """Try again elsewhere; the happy path never builds any of this."""
 
         async def sleep(seconds: float) -> None:
-            if not await self._signals.sleep_while_open(lane, seconds):
+            self.waits[sample.sample_id] = Wait("retrying", asyncio.get_running_loop().time())
+            try:
+                open_still = await self._signals.sleep_while_open(lane, seconds)
+            finally:
+                self.waits.pop(sample.sample_id, None)
+            if not open_still:
                 raise Interrupted("the gate closed during a retry's back-off")
 
         async def again(last: WorkerFailure) -> Completion:
@@ -165,7 +178,7 @@ class WorkerPool:
 
     async def _try(self, sample: Sample, lane: Lane, request: GenerateRequest, avoid: frozenset[str]) -> Completion:
         loop = asyncio.get_running_loop()
-        worker = await self._claim(lane, avoid, loop.time() + self._request_timeout_s)
+        worker = await self._claim(sample.sample_id, lane, avoid, loop.time() + self._request_timeout_s)
         epoch = self._gate.epoch(lane)
         call = EngineCall(request.request_id, sample.sample_id, lane, epoch, loop.time(), worker.version)
         worker.calls[call.request_id] = call
@@ -329,7 +342,7 @@ class WorkerPool:
 
     # -- slots -----------------------------------------------------------------------------------------------
 
-    async def _claim(self, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
+    async def _claim(self, sample_id: str, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
         """Return a worker with a free slot; the caller takes the slot before its next await."""
         loop = asyncio.get_running_loop()
         while True:
@@ -342,7 +355,11 @@ class WorkerPool:
                 raise NoWorker("no worker is in traffic")
             if loop.time() >= deadline:
                 raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
-            await self._slot_wait(lane, deadline)
+            self.waits[sample_id] = Wait("queued", deadline - self._request_timeout_s)  # however often it is woken
+            try:
+                await self._slot_wait(lane, deadline)
+            finally:
+                self.waits.pop(sample_id, None)
 
     async def _slot_wait(self, lane: Lane, deadline: float) -> None:
         loop = asyncio.get_running_loop()

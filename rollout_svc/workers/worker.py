@@ -90,6 +90,11 @@ class EngineCall:
     def __repr__(self) -> str:
         return f"<EngineCall {self.request_id} {self.lane} for {self.sample_id} {self.cancelled_for or 'open'}>"
 
+    @property
+    def task(self) -> asyncio.Task[Any] | None:
+        """Whose exchange this is; None outside it."""
+        return self._task
+
     def cancel(self, reason: AbortReason) -> bool:
         """End the wait for the answer and close its connection; returns whether this call did it."""
         if self.cancelled_for is not None or self._task is None:
