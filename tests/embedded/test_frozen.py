@@ -1,6 +1,7 @@
 """Pauses that keep what runs, over real sockets: freezing in place, retracting, and what may be done meanwhile."""
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,51 @@ async def test_closing_a_frozen_engine_answers_what_it_holds(mode: str) -> None:
         await engine.server.close()
         assert finish(await task)[2] == 5
         assert finish(await late) == (200, ABORTED_QUEUED, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_after_any_history_a_continue_ends_every_request(seed: int, tmp_path: Path) -> None:
+    """Pauses, continues, aborts, updates and leavers in any order: all answers are whole or aborted, nothing is left.
+
+    Spans cover each answer, in the order in which the labels came. # P7
+    """
+    save_weights(small_model(), tmp_path)
+    whole = uninterrupted_ids(40)
+    rng = random.Random(seed)
+    async with served(max_running=3, is_open=True) as engine:
+        tasks: list[asyncio.Task[Any]] = []
+        left: list[asyncio.Task[Any]] = []
+        for turn in range(60):
+            match rng.choice(["generate", "generate", "pause", "resume", "abort", "update", "leave"]):
+                case "generate":
+                    tasks.append(engine.generate(f"r{turn:02}", limit=40))
+                case "pause":
+                    await pause(engine, rng.choice(["abort", *FROZEN]))
+                case "resume":
+                    await resume(engine)
+                case "abort":
+                    await engine.call("/abort_request", {"rid": f"r{rng.randrange(turn + 1):02}"})
+                case "update":
+                    body = {"model_path": str(tmp_path), "weight_version": str(turn)}
+                    assert (await engine.call("/update_weights_from_disk", body))[0] == 200
+                case _ if tasks:
+                    left.append(tasks.pop(rng.randrange(len(tasks))))
+                    left[-1].cancel()
+        await resume(engine)
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*left, return_exceptions=True)
+            for status, answer in await asyncio.gather(*tasks):
+                ids, meta = answer["output_ids"], answer["meta_info"]
+                assert (status, ids) == (200, whole[: len(ids)])
+                assert meta["finish_reason"] in ({"type": "length", "length": 40}, ABORTED, ABORTED_QUEUED)
+                assert sum(span["end"] - span["start"] for span in meta["weight_versions"]) == len(ids)
+                labels = [
+                    -1 if span["version"] == "default" else int(span["version"]) for span in meta["weight_versions"]
+                ]
+                assert labels == sorted(set(labels))
+        await engine.until(lambda: engine.engine.door.inside == 0)
+        await engine.queued(0)
+        engine.assert_idle()
 
 
 async def test_the_modes_are_told() -> None:
