@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rollout_svc.gate import Lane
+from rollout_svc.gate import Lane, Mode
 
 __all__ = [
     "BatchAcked",
@@ -161,7 +161,7 @@ class PauseStarted(Event):
     """A pause closed the gate."""
 
     ticket: int
-    mode: str
+    mode: Mode
     lanes: tuple[Lane, ...]
     deadline_s: float
     joined: bool
@@ -182,6 +182,7 @@ class PauseFinished(Event):
     """A pause returned its report."""
 
     ticket: int
+    mode: Mode
     clean: bool
     elapsed_s: float
     abandoned: int

@@ -106,11 +106,13 @@ class Metrics:
 
     def _histograms(self, bus: events.EventBus) -> None:
         registry = self.registry
-        pause = Histogram("rollout_pause_seconds", "Pause", ["clean"], buckets=_SECONDS, registry=registry)
+        pause = Histogram("rollout_pause_seconds", "Pause", ["mode", "clean"], buckets=_SECONDS, registry=registry)
+        left = Counter("rollout_pause_abandoned", "Requests and tasks a pause left running", registry=registry)
         update = Histogram("rollout_update_seconds", "Weight update", ["ok"], buckets=_SECONDS, registry=registry)
         wait = Histogram("rollout_batch_wait_seconds", "Wait for a batch", buckets=_SECONDS, registry=registry)
 
-        bus.subscribe(events.PauseFinished, lambda e: pause.labels(str(e.clean).lower()).observe(e.elapsed_s))
+        bus.subscribe(events.PauseFinished, lambda e: pause.labels(e.mode, str(e.clean).lower()).observe(e.elapsed_s))
+        bus.subscribe(events.PauseFinished, lambda e: left.inc(e.abandoned))
         bus.subscribe(events.WeightsUpdated, lambda e: update.labels(str(e.ok).lower()).observe(e.seconds))
         bus.subscribe(events.BatchTaken, lambda e: wait.observe(e.wait_s))
 
@@ -120,6 +122,8 @@ class Metrics:
         self._in_flight = Gauge("rollout_in_flight", "Engine calls under way", ["worker"], registry=registry)
         self._limit = Gauge("rollout_limit", "Engine calls allowed", ["worker"], registry=registry)
         self._state = Gauge("rollout_worker_state", "1 for the state it is in", ["worker", "state"], registry=registry)
+        self._waits = Gauge("rollout_producer_waiting", "1 for why nothing starts", ["reason"], registry=registry)
+        self._is = Gauge("rollout_service_state", "1 for the state it is in", ["state"], registry=registry)
         self._ready = Gauge("rollout_buffer_ready_groups", "Groups ready for a trainer", registry=registry)
         self._version = Gauge("rollout_weight_version", "Weight version of the fleet", registry=registry)
         self._rss = Gauge("rollout_rss_bytes", "Resident memory", registry=registry)
@@ -130,8 +134,11 @@ class Metrics:
         for unit in ("groups", "samples"):
             for account, number in status["ledger"][unit].items():
                 self._ledger.labels(unit, account).set(number)
-        for gauge in (self._in_flight, self._limit, self._state):
+        for gauge in (self._in_flight, self._limit, self._state, self._waits, self._is):
             gauge.clear()
+        self._is.labels(status["state"]).set(1)
+        if reason := status["producer"]["waiting_for"]:
+            self._waits.labels(reason).set(1)
         for worker in status["workers"]:
             self._in_flight.labels(worker["id"]).set(worker["in_flight"])
             self._limit.labels(worker["id"]).set(worker["limit"])

@@ -26,9 +26,13 @@ def show_status(status: dict[str, Any]) -> None:
     for worker in status["workers"]:
         style = _STYLE.get(worker["state"], "red")
         state = f"[{style}]{worker['state']}[/{style}]"
+        if worker.get("frozen"):
+            state += " [cyan]frozen[/cyan]"
         numbers = (str(worker["in_flight"]), str(worker["limit"]), str(worker["weight_version"]))
         workers.add_row(worker["id"], worker["url"], state, *numbers, worker["reason"])
     console.print(workers)
+    if reason := status.get("producer", {}).get("waiting_for"):
+        console.print(f"producer waits: {reason}")
     console.print(_ledger(status["ledger"]))
 
 

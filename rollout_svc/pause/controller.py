@@ -198,6 +198,8 @@ class PauseController:
         self.last_report = report
         self.paused_s += report.elapsed_s
         self._bus.emit(
-            PauseFinished(report.ticket, report.clean, report.elapsed_s, len(report.abandoned), len(report.parked))
+            PauseFinished(
+                report.ticket, climb.mode, report.clean, report.elapsed_s, len(report.abandoned), len(report.parked)
+            )
         )
         return report

@@ -290,4 +290,5 @@ class Worker:
             "limit": self.limit,
             "capabilities": list(self.capabilities),
             "weight_version": self.version,
+            "frozen": self.freeze is not None,
         }

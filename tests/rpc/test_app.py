@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from rollout_svc.errors import ConfigError
+from rollout_svc.events import ProducerWaiting
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.rpc.app import MAX_BODY_BYTES
 from rollout_svc.rpc.server import serve_http
@@ -339,3 +340,37 @@ async def test_a_body_that_is_not_in_its_encoding_is_a_bad_request(call: Caller)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b'"type":"bad_request"' in answer
     assert (await call("GET", "/v1/status"))[0] == 200
+
+
+async def test_a_fleet_that_is_down_is_told_in_status_and_metrics() -> None:
+    """No worker in traffic: status and metrics say what the producer waits for, and an event says it once."""  # P18
+    async with FakeSGLang(weight_version="0") as engine, api(engine, pushed=3) as call:
+        made = call.stage
+        await engine.wait_running(1)
+        await engine.kill()
+        await made.until(lambda: made.parts.producer.waiting == "no_worker")
+        status, record = await call("GET", "/v1/status")
+        assert (status, record["producer"]["waiting_for"]) == (200, "no_worker")
+        _, text = await call("GET", "/metrics")
+        assert 'rollout_producer_waiting{reason="no_worker"} 1.0' in text
+        assert 'rollout_service_state{state="running"} 1.0' in text
+        assert [event.reason for event in made.of(ProducerWaiting)][-1:] == ["no_worker"]
+        admitted = made.parts.ledger.as_json()["groups"]["admitted"]
+        await engine.restart()
+        await engine.wait_running(1)
+        assert made.parts.ledger.as_json()["groups"]["admitted"] == admitted
+
+
+async def test_metrics_tell_of_pauses() -> None:
+    """Each pause is counted by mode and outcome, and what it abandoned is summed."""
+    async with FakeSGLang(weight_version="0") as engine, api(engine, pushed=1) as call:
+        await engine.wait_running(1)
+        engine.lose_aborts = True
+        engine.loads = (1, 0)
+        status, report = await call("POST", "/v1/pause", {"deadline_s": 0.3})
+        assert (status, report["clean"]) == (200, False)
+        _, text = await call("GET", "/metrics")
+        assert 'rollout_pause_seconds_count{clean="false",mode="abort"} 1.0' in text
+        assert "rollout_pause_abandoned_total 1.0" in text
+        assert 'rollout_worker_state{state="QUARANTINED",worker="w0"} 1.0' in text
+        assert 'rollout_service_state{state="paused"} 1.0' in text
