@@ -12,7 +12,7 @@ from rollout_svc.errors import Interrupted
 from rollout_svc.sample import Sample, Segment
 from tests.support.bell import Bell
 
-__all__ = ["TOOL_IDS", "Broken", "Clinging", "Half", "Oblivious", "Quitting", "ToolUser"]
+__all__ = ["TOOL_IDS", "Broken", "Clinging", "Half", "Oblivious", "Quitting", "Tidy", "ToolUser"]
 
 TOOL_IDS = [7, 8]
 """What the tool of `ToolUser` says, as token ids."""
@@ -124,3 +124,26 @@ class Quitting(_Loop):
         """Leave as a cancelled task does."""
         self.runs += 1
         raise asyncio.CancelledError
+
+
+class Tidy(_Loop):
+    """Takes long to clean up behind itself, whatever ended its turn, and does so to the end."""
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        """Generate, and clean up in a task of its own that no cancellation reaches."""
+        self.runs += 1
+        try:
+            await ctx.generate(sample.prompt_ids)
+        finally:
+            cleaning = asyncio.ensure_future(self._clean(sample.sample_id))
+            while not cleaning.done():
+                try:
+                    await asyncio.shield(cleaning)
+                except asyncio.CancelledError:
+                    self.bell.ring()
+        return sample
+
+    async def _clean(self, sample_id: str) -> None:
+        await self.wait()
+        self.ended.append(sample_id)
+        self.bell.ring()
