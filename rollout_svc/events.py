@@ -4,7 +4,7 @@ Invariants:
 
 - An event is a value: emitting one decides nothing and nobody downstream can change it.
 - A subscriber that raises is reported once per event to the bus's error hook and never reaches the emitter.
-- An event type nobody asked for costs one dictionary look-up (`bus.wants`).
+- An event type nobody asked for costs one dictionary look-up (`bus.wants`); one that is only counted is never made.
 """
 
 from __future__ import annotations
@@ -253,10 +253,11 @@ E = TypeVar("E", bound=Event)
 class EventBus:
     """Synchronous fan-out of events to their subscribers."""
 
-    __slots__ = ("_on_error", "_subscribers")
+    __slots__ = ("_counters", "_on_error", "_subscribers")
 
     def __init__(self, on_error: Callable[[Event, Exception], None] | None = None) -> None:
         self._subscribers: dict[type[Event], list[Callable[[Any], None]]] = {}
+        self._counters: dict[type[Event], list[Callable[..., None]]] = {}
         self._on_error = on_error
 
     def subscribe(self, kind: type[E], handler: Callable[[E], None]) -> None:
@@ -266,6 +267,21 @@ class EventBus:
     def wants(self, kind: type[Event]) -> bool:
         """Whether anybody subscribed to this type: ask before building a costly event."""
         return kind in self._subscribers
+
+    def count(self, kind: type[Event], handler: Callable[..., None]) -> None:
+        """Call `handler(*fields)` for every event of this type that is told: for those who only count."""
+        self._counters.setdefault(kind, []).append(handler)
+
+    def tell(self, kind: type[Event], *values: Any) -> None:
+        """Hand out what comes with every request: as bare fields to those who count, made for those who subscribed."""
+        for handler in self._counters.get(kind, ()):
+            try:
+                handler(*values)
+            except Exception as error:  # noqa: BLE001 - as in `emit`
+                if self._on_error is not None:
+                    self._on_error(kind(*values), error)
+        if self.wants(kind):
+            self.emit(kind(*values))
 
     def emit(self, event: Event) -> None:
         """Hand the event to its subscribers, in the order they subscribed."""

@@ -31,6 +31,25 @@ def test_wants_says_who_listens() -> None:
     assert not bus.wants(GroupHandedBack)
 
 
+def test_what_is_told_reaches_those_who_count_and_those_who_subscribed() -> None:
+    """Told, an event is bare fields to those who count, and is made only where somebody subscribed."""
+    reported: list[Event] = []
+    bus = EventBus(on_error=lambda event, _: reported.append(event))
+    counted: list[tuple[object, ...]] = []
+    heard: list[Event] = []
+
+    def fails(*_: object) -> None:
+        raise RuntimeError
+
+    bus.count(GroupAdmitted, fails)
+    bus.count(GroupAdmitted, lambda *fields: counted.append(fields))
+    bus.tell(GroupAdmitted, "g", "t", 2)
+    assert (counted, heard) == ([("g", "t", 2)], [])
+    bus.subscribe(GroupAdmitted, heard.append)
+    bus.tell(GroupAdmitted, "g", "t", 2)
+    assert (len(counted), heard, reported) == (2, [ADMITTED], [ADMITTED, ADMITTED])
+
+
 def test_a_subscribers_bug_stays_with_it() -> None:
     """A subscriber that raises is reported with its event; the next one and the emitter notice nothing."""
     reported: list[tuple[Event, Exception]] = []

@@ -63,6 +63,20 @@ async def test_a_death_is_told_once_and_at_once() -> None:
 
 
 @virtual
+async def test_the_end_of_a_task_is_told_however_it_ended() -> None:
+    """`on_end` is called once for a task that returned, failed, or was cancelled before its first step."""
+    deaths, ended = Deaths(), list[str]()
+    owner = TaskOwner(deaths)
+    for name, work in (("ends", end()), ("fails", fail("boom")), ("cancelled", forever())):
+        task = owner.spawn(name, work, on_end=lambda name=name: ended.append(name))  # type: ignore[misc]
+    task.cancel()
+    await soon()
+    assert sorted(ended) == ["cancelled", "ends", "fails"]
+    assert deaths == [("fails", "boom")]
+    assert not owner.live
+
+
+@virtual
 async def test_an_end_and_a_cancellation_are_no_deaths() -> None:
     """Nobody is told of a task that returned, was cancelled, or whose errors another handles."""
     deaths = Deaths()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.endpoint import Endpoint
@@ -22,8 +22,7 @@ class Call:
     admin: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What came back: status, the body's bytes, and `Retry-After` in seconds where it was sent."""
 
     status: int

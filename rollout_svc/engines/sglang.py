@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 import orjson
@@ -34,6 +35,7 @@ _DIGITS: Final = b"0123456789,"
 _NUMBER_TYPES: Final = frozenset({int, float})
 _LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
 _EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
+_CACHED_SPANS: Final = 1024  # spans of whole answers: few lengths and fewer labels, of values that never change
 _CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 
 
@@ -92,13 +94,12 @@ class SGLangDialect:
             ids = body["output_ids"]
             finish = meta["finish_reason"]["type"]
             pairs = meta["output_token_logprobs"]
-            logprobs = [pair[0] for pair in pairs]
-            same = [pair[1] for pair in pairs] == ids
+            logprobs = [pair[0] for pair, token in zip(pairs, ids, strict=True) if pair[1] == token]
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise SampleFailure("invalid_response", f"{type(error).__name__}: {error}: {_excerpt(reply)}") from error
         if not isinstance(finish, str) or finish not in _FINISH:
             raise SampleFailure("invalid_response", f"unknown finish reason {finish!r}")
-        if not same:
+        if len(logprobs) != len(ids):
             raise SampleFailure("invalid_response", "output_token_logprobs do not belong to output_ids")
         _check_numbers(ids, logprobs)
         return Completion(
@@ -237,6 +238,11 @@ def _are_logprobs(values: list[float]) -> bool:
     return largest < 0 or _NUMBER_TYPES.issuperset(map(type, values))
 
 
+@lru_cache(maxsize=_CACHED_SPANS)
+def _one_span(label: str | None, length: int) -> tuple[VersionSpan, ...]:
+    return (VersionSpan(_version(label), 0, length),)
+
+
 def _version(label: object) -> int | None:
     try:
         return int(str(label))
@@ -250,7 +256,8 @@ def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
         return ()
     reported = meta.get("weight_versions")
     if not reported:
-        return (VersionSpan(_version(meta.get("weight_version")), 0, length),)
+        label = meta.get("weight_version")
+        return _one_span(label if label is None else str(label), length)
     try:
         spans = tuple(VersionSpan(_version(s["version"]), int(s["start"]), int(s["end"])) for s in reported)
     except (KeyError, TypeError, ValueError):

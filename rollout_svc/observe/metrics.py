@@ -33,13 +33,15 @@ class RequestFigures(Collector):
         self._finished: defaultdict[tuple[str, str, bool], int] = defaultdict(int)
         self._tokens: defaultdict[str, int] = defaultdict(int)
         self._seconds, self._lengths = _Buckets(_SECONDS), _Buckets(_LENGTHS)
-        bus.subscribe(events.RequestFinished, self._count)
+        bus.count(events.RequestFinished, self._count)
 
-    def _count(self, event: events.RequestFinished) -> None:
-        self._finished[event.worker, event.finish_reason, event.late] += 1
-        self._tokens[event.worker] += event.tokens
-        self._seconds.observe(event.seconds)
-        self._lengths.observe(event.tokens)
+    def _count(
+        self, _sample_id: str, worker: str, _lane: str, seconds: float, tokens: int, reason: str, late: bool
+    ) -> None:
+        self._finished[worker, reason, late] += 1
+        self._tokens[worker] += tokens
+        self._seconds.observe(seconds)
+        self._lengths.observe(tokens)
 
     def collect(self) -> Iterator[Metric]:
         """Give the figures as they are now."""

@@ -78,8 +78,9 @@ class GroupRun:
         member = Member(sample, attempt, since=asyncio.get_running_loop().time())
         self.members[sample.sample_id] = member
         self._count_generating(member, generating=sample.status is _S.GENERATING)
-        member.task = self._tools.tasks.spawn(f"sample:{sample.sample_id}", self._run(member))
-        member.task.add_done_callback(lambda _: self._member_ended(member))
+        member.task = self._tools.tasks.spawn(
+            f"sample:{sample.sample_id}", self._run(member), on_end=lambda: self._member_ended(member)
+        )
 
     def hand_back(self, reason: str, not_before: float = 0.0) -> list[asyncio.Task[None]]:
         """Take the group back now, whatever its tasks do; returns those tasks, revoked, for the caller to cancel."""
@@ -129,10 +130,13 @@ class GroupRun:
             return  # taken back before its task ended
         del self.members[member.sample.sample_id]
         member.sample.since = asyncio.get_running_loop().time()
-        if not self.closed:
+        if self.closed:
+            return
+        if not self.members:
             self._owner.run_changed(self)
-            if not self.members:
-                self._evaluate()
+            self._evaluate()
+        elif self.runtime.on_pause == "park":
+            self._owner.run_changed(self)  # those that are left may all be parked
 
     def _evaluate(self) -> None:
         """No member task is left: what now?"""

@@ -280,18 +280,16 @@ class WorkerPool:
         worker.breaker.succeeded()
         if self.on_answer is not None:
             self.on_answer(worker, call, completion.late and completion.finish_reason != "abort")
-        if self._bus.wants(RequestFinished):
-            self._bus.emit(
-                RequestFinished(
-                    call.sample_id,
-                    worker.worker_id,
-                    call.lane,
-                    asyncio.get_running_loop().time() - call.since,
-                    len(completion.ids),
-                    completion.finish_reason,
-                    completion.late,
-                )
-            )
+        self._bus.tell(
+            RequestFinished,
+            call.sample_id,
+            worker.worker_id,
+            call.lane,
+            asyncio.get_running_loop().time() - call.since,
+            len(completion.ids),
+            completion.finish_reason,
+            completion.late,
+        )
 
     def _worker_failed(self, worker: Worker, call: EngineCall, sample: Sample, failure: WorkerFailure) -> None:
         sample.worker_failures.append((worker.worker_id, worker.answered))
