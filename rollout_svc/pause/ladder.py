@@ -116,6 +116,7 @@ class Ladder:
             for drain in climb.drains.values():
                 drain.cancel()
             self._climb = None
+        self._rollouts.rest(climb.lanes)
         self._abandon(climb)
 
     def begin(self, climb: Climb) -> None:
