@@ -203,12 +203,7 @@ class Ladder:
     async def _abort(self, worker: Worker, calls: list[EngineCall], climb: Climb) -> None:
         timeout_s = min(CONTROL_TIMEOUT_S, max(0.05, climb.plan.report - asyncio.get_running_loop().time()))
         if worker.exclusive and len(calls) == len(worker.calls):
-            worker.held = True  # another lane must not start here between this look and the engine's
-            try:
-                await self._pool.abort(worker, None, timeout_s)
-            finally:
-                worker.held = False
-                self._pool.changed()
+            await self._abort_all(worker, timeout_s)
             return
         for call in calls:
             call.aborts += 1
@@ -216,6 +211,17 @@ class Ladder:
         for call in calls:
             if call.aborts >= _CLOSE_AT_ABORT and call.request_id in worker.calls:
                 call.cancel("pause")
+
+    async def _abort_all(self, worker: Worker, timeout_s: float) -> None:
+        """Abort everything at a worker; no lane may start there between the caller's look and the engine's."""
+        if worker.held:
+            return  # it is being done
+        worker.held = True
+        try:
+            await self._pool.abort(worker, None, timeout_s)
+        finally:
+            worker.held = False
+            self._pool.changed()
 
     def _call_ended(self, worker: Worker, call: EngineCall) -> None:
         climb = self._climb
@@ -285,7 +291,7 @@ class Ladder:
                 return
             if count and not worker.calls:
                 # It runs on what we do not wait for any more: a connection broke, or a call was cancelled.
-                await self._pool.abort(worker, None, max(_COUNT_POLL_S, _last_look(climb) - loop.time()))
+                await self._abort_all(worker, max(_COUNT_POLL_S, _last_look(climb) - loop.time()))
             if worker.worker_id not in climb.unconfirmed and (count is None or worker.quarantine is not None):
                 # Every request of this pause was answered. That it cannot count now is said by `residual: null`;
                 # what an earlier pause left running there is named again, and its way back is the quarantine's.
