@@ -87,17 +87,23 @@ class Draining:
         for call in calls:
             call.aborts += 1
         if worker.exclusive and len(calls) == len(worker.calls):
-            worker.held = True  # another lane must not start here between this look and the engine's
-            try:
-                await self._pool.abort(worker, None, _timeout_s(climb.plan.report))
-            finally:
-                worker.held = False
-                self._pool.changed()
+            await self._abort_all(worker, _timeout_s(climb.plan.report))
             return
         await self._pool.abort(worker, [call.request_id for call in calls], _timeout_s(climb.plan.report))
         for call in calls:
             if call.aborts >= _CLOSE_AT_ABORT and call.request_id in worker.calls:
                 call.cancel("pause")
+
+    async def _abort_all(self, worker: Worker, timeout_s: float) -> None:
+        """Abort everything at a worker; no lane may start there between the caller's look and the engine's."""
+        if worker.held:
+            return  # it is being done
+        worker.held = True
+        try:
+            await self._pool.abort(worker, None, timeout_s)
+        finally:
+            worker.held = False
+            self._pool.changed()
 
     async def count(self, worker: Worker, climb: Climb) -> None:
         """Ask one engine for its own count, and abort what it still has, until it is 0 or the time is up."""
@@ -118,7 +124,7 @@ class Draining:
                 return
             if count and not worker.calls:
                 # It runs on what we do not wait for any more: a connection broke, or a call was cancelled.
-                await self._pool.abort(worker, None, max(_COUNT_POLL_S, climb.last_look - loop.time()))
+                await self._abort_all(worker, max(_COUNT_POLL_S, climb.last_look - loop.time()))
             if worker.worker_id not in climb.unconfirmed and (count is None or worker.quarantine is not None):
                 # Every request of this pause was answered. That it cannot count now is said by `residual: null`;
                 # what an earlier pause left running there is named again, and its way back is the quarantine's.

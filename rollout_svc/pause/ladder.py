@@ -94,6 +94,8 @@ class Ladder:
             for drain in climb.drains.values():
                 drain.cancel()
             self._climb = None
+        if climb.mode != "keep":
+            self._rollouts.rest(climb.lanes)
         self._abandon(climb)
 
     async def _stages(self, climb: Climb) -> None:
@@ -228,6 +230,7 @@ class Ladder:
             climb.abandoned += [Abandoned(call.sample_id, worker_id, now - call.since) for call in named]
             climb.abandoned += [Abandoned(None, worker_id, now - climb.started)] * unnamed
             if tally.abandoned and worker is not None:
+                worker.residual = tally.residual  # an older count would say that it is idle
                 worker.put_in_quarantine("residual", f"pause {climb.ticket} left {tally.abandoned} requests running")
         for straggler in self._rollouts.stragglers:
             climb.abandoned.append(Abandoned(straggler.sample_id, None, now - straggler.since))

@@ -106,6 +106,11 @@ class Rollouts:
             cancelled += tasks
         return cancelled
 
+    def rest(self, lanes: Iterable[Lane]) -> None:
+        """A pause is over: members that wait for a parked sibling wait as aborted, until the lane opens."""
+        for run in self.runs(lanes):
+            run.rest()
+
     def _end(self, tasks: list[asyncio.Task[None]], started: dict[Any, Straggler], run: GroupRun) -> None:
         current = asyncio.current_task()
         for task in tasks:

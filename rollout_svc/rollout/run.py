@@ -108,6 +108,13 @@ class GroupRun:
             tasks += [] if member.task is None else [member.task]
         return tasks
 
+    def rest(self) -> None:
+        """Abort the members that wait for a parked sibling: after a pause what is in flight is parked."""
+        for sample in self.group.samples:
+            if sample.sample_id not in self.members and sample.account == "in_flight":
+                sample.transition(sample.attempt, _S.ABORTED, reason="hand_back", resume_at="judge")
+                self._tools.tally.aborted += 1
+
     def _let_go(self) -> list[asyncio.Task[None]]:
         """Stop counting the members, whose tasks may run on for ever, and return those tasks."""
         for member in self.members.values():

@@ -1,0 +1,1 @@
+"""The simulator: whole histories of the real service, in virtual time, by seed."""

@@ -1,0 +1,87 @@
+"""Simulated agent loops: one with a tool that parks, and one that is slow to leave.
+
+Invariant: what a loop writes goes through the attempt it was started with, as a well-behaved plugin's would; that
+the attempt may be over by then is the point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from rollout_svc.agent import AgentContext, OnPause
+from rollout_svc.errors import StaleAttempt
+from rollout_svc.sample import Sample, Segment
+from tests.simulation.faults import AGENT
+from tests.simulation.world import current
+
+__all__ = ["Plain", "ToolUser", "Unruly"]
+
+_TOOL_IDS: Final = (901, 902)
+
+
+class Plain:
+    """One turn."""
+
+    on_pause: OnPause = "abort"
+    one_turn = True
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        """Make the turn."""
+        await ctx.generate(sample.prompt_ids)
+        return sample
+
+
+class ToolUser:
+    """Two turns with a tool between them; parks at a pause."""
+
+    on_pause: OnPause = "park"
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        """Generate, use the tool, generate again."""
+        world, attempt = current(), sample.attempt
+        first = await ctx.generate(sample.prompt_ids)
+        strike = world.faults.strike("agent_tool") if world.faults.draw(("agent_tool",)) else None
+        try:
+            await world.at_most(world.rng.uniform(0.01, 0.3) if strike is None else world.rng.uniform(0.5, 4.0))
+        finally:
+            if strike is not None:
+                strike.end()
+        sample.extend(attempt, Segment(list(_TOOL_IDS), [0.0, 0.0], (), by_model=False, turn=sample.turn))
+        await ctx.generate([*sample.prompt_ids, *first.ids, *_TOOL_IDS])
+        return sample
+
+
+class Unruly:
+    """One turn and some thinking; does not leave, or not at once, when it is told to."""
+
+    on_pause: OnPause = "abort"
+    one_turn = True
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        """Make the turn, and think about it for too long."""
+        world, attempt = current(), sample.attempt
+        await ctx.generate(sample.prompt_ids)
+        fault = world.faults.draw(AGENT[:2])
+        if fault is None:
+            return sample
+        strike = world.faults.strike(fault)
+        try:
+            await world.at_most(world.rng.uniform(0.2, 5.0))
+        except asyncio.CancelledError:
+            await world.at_most(world.rng.uniform(0.05, 2.0))
+            if fault == "agent_slow_cleanup":
+                raise
+            await self._cling(sample, attempt)
+        finally:
+            strike.end()
+        return sample
+
+    @staticmethod
+    async def _cling(sample: Sample, attempt: int) -> None:
+        """Write all the same: it must not be possible."""
+        try:
+            sample.extend(attempt, Segment([903], [-1.0], (), turn=sample.turn))
+        except StaleAttempt:
+            return
+        current().breaks("P3", f"{sample} was written to by a loop whose attempt was revoked")

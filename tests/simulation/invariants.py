@@ -1,0 +1,223 @@
+"""What has to hold after every turn of the loop, whatever happened in it, and what is looked at event by event.
+
+Each check names its promise. Cheap ones run every turn, recounts every few turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final
+
+from rollout_svc.events import (
+    BatchAcked,
+    BatchTaken,
+    ComponentDied,
+    Event,
+    GroupAdmitted,
+    GroupFinished,
+    GroupHandedBack,
+    GroupSettled,
+    LeaseExpired,
+    PauseFinished,
+    PauseStarted,
+    ProducerWaiting,
+    RequestRetried,
+    Resumed,
+    RungReached,
+    SampleFailed,
+    WeightsUpdated,
+    WorkerChanged,
+)
+from rollout_svc.gate import Lane
+from rollout_svc.judging import JudgeCall
+from rollout_svc.ledger import SETTLED, Account
+
+if TYPE_CHECKING:
+    from rollout_svc.assembly import Parts
+    from rollout_svc.group import Group
+    from rollout_svc.ledger import _Book
+    from rollout_svc.sample import Sample
+    from tests.simulation.life import Life
+
+__all__ = ["Invariants"]
+
+_RECOUNT_TURNS: Final = 24
+_TOLD: Final = (
+    GroupFinished,
+    GroupHandedBack,
+    GroupSettled,
+    BatchTaken,
+    BatchAcked,
+    LeaseExpired,
+    ProducerWaiting,
+    RequestRetried,
+    WorkerChanged,
+    WeightsUpdated,
+)
+
+
+class Invariants:
+    """The standing checks on one life."""
+
+    def __init__(self, life: Life) -> None:
+        self.admitted = 0
+        self.pauses = 0
+        self._life = life
+        self._world = life.world
+        self._turns = 0
+        self._parts: Parts | None = None
+        self._groups: _Book
+        self._samples: _Book
+        self._kept: dict[str, bytes | None] = {}
+        self._judging: dict[Lane, frozenset[JudgeCall]] = {}
+        for kind in _TOLD:
+            life.bus.subscribe(kind, self._tell)
+        life.bus.subscribe(GroupAdmitted, self._admitted)
+        life.bus.subscribe(GroupFinished, self._finished)
+        life.bus.subscribe(SampleFailed, self._failed)
+        life.bus.subscribe(PauseStarted, self._pause_started)
+        life.bus.subscribe(RungReached, self._rung)
+        life.bus.subscribe(PauseFinished, self._pause_finished)
+        life.bus.subscribe(Resumed, self._resumed)
+        life.bus.subscribe(ComponentDied, self._died)
+
+    def begin(self) -> None:
+        """The service has its parts: watch its gate and its ledger."""
+        self._parts = self._life.parts
+        self._groups, self._samples = self._parts.ledger._groups, self._parts.ledger._samples
+        self._life.parts.gate.subscribe(self._gate_changed)
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        names = [getattr(event, field.name) for field in fields(event) if field.name not in ("metrics", "traceback")]
+        self._world.say("service", type(event).__name__, *names)
+
+    def _admitted(self, event: GroupAdmitted) -> None:
+        self.admitted += 1
+        parts = self._life.parts
+        self._world.say("service", "admits", event.group_id[-6:], event.task)
+        self._world.require(bool(parts.pool.active), "P18", f"{event} although no worker is in traffic")
+        self._world.require(parts.gate.is_open("train"), "P9", f"{event} while the gate is closed")
+
+    def _finished(self, event: GroupFinished) -> None:
+        known = event.group_id in self._world.journal
+        self._world.require(known, "P31", f"group {event.group_id} is ready before it is durable")
+
+    def _failed(self, event: SampleFailed) -> None:
+        self._world.say("service", "fails", event.sample_id[-8:], event.reason, event.failures, event.message[:80])
+        if not event.reason.startswith("judge"):
+            self._life.witness.failed(event.sample_id)
+        self._world.require(event.reason != "internal", "bug", event.message)
+
+    def _pause_started(self, event: PauseStarted) -> None:
+        self._world.say("service", "pauses", event.ticket, event.mode, event.lanes, round(event.deadline_s, 4))
+        if not event.joined:
+            self.pauses += 1
+            self._world.faults.stands("gate")
+
+    def _rung(self, event: RungReached) -> None:
+        self._world.say("service", "reaches", event.name, event.pending)
+        self._world.faults.stands(event.name)
+        climb = self._life.parts.pauses._climb
+        if event.name == "judges" and climb is not None and "train" in climb.lanes:
+            for call in self._life.parts.judging.calls:
+                for verdict in reversed(self._world.verdicts):
+                    if not verdict.done and call.sample_ids[0] in verdict.ids and not call.outcome.done():
+                        verdict.void = True
+                        break
+
+    def _pause_finished(self, event: PauseFinished) -> None:
+        self._world.say("service", "paused", event.ticket, event.clean, round(event.elapsed_s, 4), event.abandoned)
+        self._world.faults.stands("paused")
+
+    def _resumed(self, event: Resumed) -> None:
+        self._world.say("service", "resumes", event.ticket, event.lanes)
+        self._world.faults.stands("running")
+        self._world.resumed()
+
+    def _died(self, event: ComponentDied) -> None:
+        self._world.breaks("bug", f"{event.component} died: {event.error}\n{event.traceback}")
+
+    def _gate_changed(self, lane: Lane) -> None:
+        if not self._life.parts.gate.is_open(lane) and lane not in self._judging:
+            self._judging[lane] = frozenset(call for call in self._life.parts.judging.calls if call.lane == lane)
+        elif self._life.parts.gate.is_open(lane):
+            self._judging.pop(lane, None)
+
+    # -- turns -----------------------------------------------------------------------------------------------
+
+    def after_turn(self) -> None:
+        """Look at everything cheap, and at the rest now and then."""
+        parts, witness = self._parts, self._life.witness
+        assert parts is not None
+        if witness.touched:
+            witness.after_turn()
+        groups, buffer = self._groups.counts, parts.buffer
+        if (
+            sum(groups.values()) != self._groups.admitted
+            or sum(self._samples.counts.values()) != self._samples.admitted
+        ):
+            self._world.breaks("P1", f"the ledger does not balance: {parts.ledger.as_json()}")
+        if (
+            len(parts.rollouts._runs) != groups["in_flight"]
+            or len(buffer._unfinished) != groups["aborted"]
+            or len(buffer._ready) != groups["ready"]
+            or groups["queued"]
+        ):
+            found = (len(parts.rollouts._runs), buffer.unfinished, buffer.ready)
+            self._world.breaks("P1", f"runs, unfinished, ready are {found}, counted {groups}")
+        if self._judging:
+            self._check_judges()
+        self._turns += 1
+        if self._turns % _RECOUNT_TURNS == 0:
+            self.recount()
+
+    def _check_judges(self) -> None:
+        for call in self._life.parts.judging._calls:
+            known = self._judging.get(call.lane)
+            if known is not None and call not in known:
+                self._world.breaks("P13", f"a judge of {call.sample_ids} starts while lane {call.lane} is closed")
+
+    def groups(self) -> list[Group]:
+        """Every group the service holds."""
+        parts = self._life.parts
+        leased = [group for lease in parts.buffer.leases for group in lease.groups]
+        runs = [run.group for run in parts.rollouts._runs.values()]
+        return [*runs, *parts.buffer._unfinished.values(), *parts.buffer.ready_groups(), *leased]
+
+    def recount(self) -> None:
+        """Count groups and samples one by one, and look at what must not have changed."""
+        parts, require = self._life.parts, self._world.require
+        groups = self.groups()
+        ids = [group.group_id for group in groups]
+        require(len(ids) == len(set(ids)), "P1", f"a group is in two places: {sorted(ids)}")
+        held = sum(n for account, n in parts.ledger._groups.counts.items() if account not in SETTLED)
+        require(len(groups) == held, "P1", f"{len(groups)} groups are held, the ledger has {held}")
+        samples: dict[Account, int] = {}
+        for group in groups:
+            for sample in group.samples:
+                samples[sample.account] = samples.get(sample.account, 0) + 1
+                self._check_kept(sample)
+        counted = {a: n for a, n in parts.ledger._samples.counts.items() if n and a not in SETTLED}
+        require(samples == counted, "P1", f"samples are {samples}, counted {counted}")
+        require(
+            parts.ledger.unsettled_groups <= self._life.service.fleet.plan.max_groups,
+            "P1",
+            f"{parts.ledger.unsettled_groups} groups are admitted and not consumed",
+        )
+        in_flight = dict.fromkeys(parts.pool.in_flight, 0)
+        for worker in parts.pool.workers.values():
+            for call in worker.calls.values():
+                in_flight[call.lane] += 1
+        require(in_flight == parts.pool.in_flight, "P1", f"calls are {in_flight}, counted {parts.pool.in_flight}")
+
+    def _check_kept(self, sample: Sample) -> None:
+        """A completed member stays as it is, whatever becomes of its siblings."""
+        known = self._kept.get(sample.sample_id)
+        if sample.packed is not None:
+            if known is not None and known is not sample.packed:
+                self._world.breaks("P5", f"{sample} was completed twice")
+            self._kept[sample.sample_id] = sample.packed
+        elif known is not None and not sample.settled:
+            self._world.breaks("P5", f"{sample} had been completed")

@@ -1,0 +1,166 @@
+"""One life of the service, from its start to its stop or its crash.
+
+Invariants:
+
+- Everything the service does runs in the context of its life, so that `kill` ends all of it and nothing else.
+- Calls come from outside, each in a task of its own in the service, as an HTTP server would make it: a caller that
+  leaves cancels that task, and one whose service dies is told `Gone`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rollout_svc.engines import Endpoint
+from rollout_svc.events import Event, EventBus
+from rollout_svc.outside import Outside
+from rollout_svc.sample import Sample
+from rollout_svc.service import RolloutService
+from rollout_svc.workers.worker import Worker
+from tests.simulation.journal import SimStorage
+from tests.simulation.loop import LIFE
+from tests.simulation.shape import MAX_TOKENS, Shape
+from tests.simulation.transport import SimTransport
+from tests.simulation.witness import Witness
+
+if TYPE_CHECKING:
+    from rollout_svc.assembly import Parts
+    from tests.simulation.world import World
+
+__all__ = ["Gone", "Life", "NoProcesses"]
+
+
+class Gone(Exception):
+    """Raised to a caller whose service died before it answered."""
+
+
+class NoProcesses:
+    """Judgers here are asynchronous: no process is ever asked for."""
+
+    def submit(self, spec: Any, method: str, payload: Any, timeout_s: float) -> NoReturn:
+        """Refuse."""
+        raise AssertionError("a process was asked for")
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Life:
+    """A running service and the world's hold on it."""
+
+    max_tokens = MAX_TOKENS
+
+    def __init__(self, world: World, shape: Shape, number: int) -> None:
+        self.world = world
+        self.shape = shape
+        self.config = shape.config
+        self.number = number
+        self.up = True
+        self.ready = False
+        self.unsaid = 0
+        self.dropped: list[tuple[str, float, asyncio.Task[Any]]] = []
+        self.bus = EventBus(on_error=self._bus_error)
+        self.witness = Witness(self)
+        self._context = contextvars.Context()
+        self._context.run(LIFE.set, number)
+        self._callers: dict[asyncio.Future[Any], None] = {}
+        self._ids = Random(f"{world.seed}:ids:{number}")
+        self._workers: dict[Endpoint, Worker] = {}
+        self.service = RolloutService(
+            shape.config,
+            bus=self.bus,
+            rng=Random(f"{world.seed}:service:{number}"),
+            outside=Outside(
+                transport=lambda: SimTransport(self),
+                processes=NoProcesses,
+                storage=lambda: SimStorage(self),
+                new_id=lambda: f"{self._ids.getrandbits(128):032x}",
+            ),
+        )
+
+    @property
+    def parts(self) -> Parts:
+        """The parts of the running service."""
+        return self.service.parts
+
+    def worker(self, endpoint: Endpoint) -> Worker:
+        """The worker at an endpoint."""
+        worker = self._workers.get(endpoint)
+        if worker is None:
+            worker = next(w for w in self.parts.pool.workers.values() if w.endpoint is endpoint)
+            self._workers[endpoint] = worker
+        return worker
+
+    def sample(self, sample_id: str) -> Sample | None:
+        """A sample that is under way."""
+        run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
+        if run is None:
+            return None
+        return next((sample for sample in run.group.samples if sample.sample_id == sample_id), None)
+
+    def _bus_error(self, event: Event, error: Exception) -> None:
+        self.world.breaks("bus", f"{event!r}: {error!r}")
+
+    # -- calls from outside ----------------------------------------------------------------------------------
+
+    async def call(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Make a call of the service and wait for what it answers or raises.
+
+        Raises:
+            Gone: the service died first.
+        """
+        if not self.up:
+            raise Gone
+        loop, answer = self.world.loop, self.world.future()
+        work = loop.create_task(self._handle(make, answer), context=self._context)
+        self._callers[answer] = None
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.world.say("caller", "leaves", name)
+            work.cancel()
+            self.dropped.append((name, loop.time(), work))
+            raise
+        finally:
+            self._callers.pop(answer, None)
+
+    @staticmethod
+    async def _handle(make: Callable[[], Coroutine[Any, Any, Any]], answer: asyncio.Future[Any]) -> None:
+        try:
+            result = await make()
+        except Exception as error:  # noqa: BLE001 - carried over to the caller
+            if not answer.done():
+                answer.set_exception(error)
+        else:
+            if not answer.done():
+                answer.set_result(result)
+
+    # -- death -----------------------------------------------------------------------------------------------
+
+    def crash(self, why: str) -> None:
+        """End as by `kill -9`: nothing is closed, connections break."""
+        if not self.up:
+            return
+        world = self.world
+        world.say("service", "is killed", why)
+        self.up = self.ready = False
+        world.loop.kill(self.number)
+        for request in list(self.witness.open.values()):
+            if request.engine is not None:
+                request.engine.disconnected(request, noticed=world.rng.random() < 0.6)
+        for answer in self._callers:
+            if not answer.done():
+                answer.set_exception(Gone())
+                answer.exception()  # whoever was leaving in this very turn does not look at it
+        self._callers.clear()
+        world.service_died()
+
+    async def dies(self, why: str) -> None:
+        """Crash from within: the caller runs no line more."""
+        self.world.faults.once(why)
+        self.world.later(0.0, self.crash, why)
+        await asyncio.get_running_loop().create_future()

@@ -1,0 +1,99 @@
+"""The size of a history, drawn from its seed: fleet, tasks, groups, and the times that matter.
+
+Invariant: pure; equal seeds have equal shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from rollout_svc.config import (
+    AgentConfig,
+    BufferConfig,
+    Config,
+    JudgerConfig,
+    PauseConfig,
+    PromptsConfig,
+    SamplingConfig,
+    TaskConfig,
+    TrainerConfig,
+    WorkerConfig,
+)
+
+__all__ = ["MODES", "Shape", "draw_shape"]
+
+MODES: Final = ("abort",)
+"""Modes of pausing that histories use."""
+_HERE: Final = "tests.simulation"
+MAX_TOKENS: Final = 24
+PUSHED: Final = "p"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One history's settings."""
+
+    config: Config
+    urls: tuple[str, ...]
+    engine_batch: int
+    prompts: int
+    tasks: tuple[str, ...]
+    trainers: int
+    group_size: int
+
+
+_AGENTS: Final = {"plain": "Plain", "tool": "ToolUser", "unruly": "Unruly"}
+
+
+def draw_shape(seed: int) -> Shape:
+    """Draw the shape of a seed."""
+    rng = Random(f"{seed}:shape")
+    urls = tuple(f"http://10.0.0.{index + 1}:30000" for index in range(rng.choice((2, 2, 3))))
+    names = rng.choice((("plain",), ("plain", "tool"), ("plain", "unruly"), ("unruly", "tool"), ("tool",)))
+    group_size = rng.choice((2, 2, 3))
+    batch = rng.choice((2, 3, 4))
+    config = Config(
+        workers=tuple(WorkerConfig(url=url, dialect="sglang") for url in urls),
+        start_timeout_s=600.0,
+        request_timeout_s=rng.choice((6.0, 12.0)),
+        tasks=tuple(_task(name, rng) for name in names),
+        trainer=TrainerConfig(
+            train_batch_size=batch,
+            prompt_repeat_k=group_size,
+            over_sample_threshold=rng.choice((0.0, 0.5, 1.0)),
+            max_batch_per_worker=rng.choice((2, 4, 8)),
+            max_staleness=rng.choice((1, 2, 3)),
+        ),
+        pause=PauseConfig(
+            deadline_s=rng.choice((0.5, 2.0, 5.0)),
+            abort_interval_s=rng.choice((0.2, 1.0)),
+            quarantine_s=rng.choice((1.0, 5.0)),
+        ),
+        buffer=BufferConfig(lease_s=rng.choice((3.0, 30.0))),
+    )
+    return Shape(
+        config=config,
+        urls=urls,
+        engine_batch=rng.choice((2, 4, 8)),
+        prompts=rng.randint(16, 20),
+        tasks=names,
+        trainers=rng.choice((1, 1, 2)),
+        group_size=group_size,
+    )
+
+
+def _task(name: str, rng: Random) -> TaskConfig:
+    judge = rng.choice(("SampleJudge", "SampleJudge", "GroupJudge"))
+    return TaskConfig(
+        name=name,
+        prompts=PromptsConfig(push=True),
+        agent=AgentConfig(path=f"{_HERE}.agents:{_AGENTS[name]}"),
+        judger=JudgerConfig(
+            path=f"{_HERE}.judges:{judge}",
+            timeout_s=rng.choice((1.5, 4.0)),
+            concurrency=rng.choice((None, None, 2)),
+        ),
+        sampling=SamplingConfig(max_tokens=MAX_TOKENS),
+    )

@@ -1,0 +1,149 @@
+"""The wire between one life of the service and the engines: latency, and everything that goes wrong on the way.
+
+Invariants:
+
+- It is the transport port: bytes in, bytes out, WorkerFailure as `engines/http.py` raises it.
+- What is cancelled before it arrived never arrives; what is cancelled later is a closed connection to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NoReturn
+
+import orjson
+
+from rollout_svc.engines import Endpoint, Reply
+from rollout_svc.engines.calls import Call
+from rollout_svc.errors import WorkerFailure
+from tests.simulation import doors
+from tests.simulation.engine import Request, SimEngine
+from tests.simulation.faults import ABORT, REQUEST, Strike
+
+if TYPE_CHECKING:
+    from tests.simulation.life import Life
+
+__all__ = ["SimTransport"]
+
+
+class SimTransport:
+    """Carries calls of one life."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        self._world = life.world
+
+    async def data(self, endpoint: Endpoint, call: Call) -> Reply:
+        """Make a generation call."""
+        engine, witness = self._world.engines[endpoint.url], self._life.witness
+        body = orjson.loads(call.body or b"{}")
+        request = Request(body["rid"], body["input_ids"], body["sampling_params"]["max_new_tokens"], self._life.number)
+        witness.sending(endpoint, engine, request)
+        name = self._world.faults.draw(REQUEST)
+        strike = self._world.faults.strike(name) if name is not None else None
+        try:
+            reply = await self._exchange(engine, request, strike)
+        except WorkerFailure as failure:
+            self._world.say("wire", f"{engine.name}: {failure.kind}", request)
+            witness.closed(request)
+            raise
+        except asyncio.CancelledError:
+            self._world.say("wire", f"{engine.name}: closed by us", request)
+            witness.closed(request)
+            raise
+        finally:
+            if strike is not None:
+                strike.end()
+        witness.received(endpoint, engine, request, reply)
+        return reply
+
+    async def _exchange(self, engine: SimEngine, request: Request, strike: Strike | None) -> Reply:
+        world, rng = self._world, self._world.rng
+        fault = None if strike is None else strike.name
+        await asyncio.sleep(rng.uniform(0.0005, 0.01))
+        while engine.frozen and engine.up:  # the kernel accepts, nobody reads
+            await asyncio.shield(engine.thawed)
+        self._refuse(engine)
+        if fault == "reset_before":
+            _break_off(engine, "reset")
+        accepted = engine.accept(request, stuck=fault == "answer_never")
+        try:
+            if fault == "reset_after":
+                await asyncio.sleep(rng.uniform(0.0, 0.1))
+                if not request.done:
+                    _break_off(engine, "reset")
+            if not await asyncio.shield(accepted):
+                _break_off(engine, "went away")
+            await self._way_back(fault)
+        except (asyncio.CancelledError, WorkerFailure):
+            engine.disconnected(request)
+            raise
+        reply = doors.answer_of(request)
+        last, world.last_answers[engine.name] = world.last_answers.get(engine.name), reply
+        if fault == "answer_malformed":
+            return doors.broken(rng.randrange(70))
+        if fault == "answer_twice" and last is not None:
+            return last
+        return reply
+
+    async def _way_back(self, fault: str | None) -> None:
+        world, rng = self._world, self._world.rng
+        if fault == "answer_late":
+            await world.at_most(rng.uniform(0.2, 6.0))
+        elif fault == "answer_after_resume":
+            await world.until_resumed()
+        else:
+            await asyncio.sleep(rng.uniform(0.0005, 0.01))
+
+    def _refuse(self, engine: SimEngine) -> None:
+        if not engine.up or engine.refusing:
+            raise WorkerFailure("connection", f"{engine.url}: refused", hard=True)
+
+    async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        """Make one short control attempt."""
+        engine = self._world.engines[endpoint.url]
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._control(endpoint, engine, call)
+        except TimeoutError as error:
+            message = f"{call.method} {call.path}: no answer in {timeout_s:.2f} s"
+            raise WorkerFailure("control_timeout", message, accepted=True) from error
+
+    async def _control(self, endpoint: Endpoint, engine: SimEngine, call: Call) -> Reply:
+        world, rng, witness = self._world, self._world.rng, self._life.witness
+        aborting = call.path == "/abort_request"
+        fault = world.faults.draw(ABORT) if aborting else None
+        strike = world.faults.strike(fault) if fault is not None else None
+        witness.controlling(endpoint, engine, call)
+        try:
+            await asyncio.sleep(rng.uniform(0.0005, 0.005))
+            while engine.frozen and engine.up:
+                await asyncio.shield(engine.thawed)
+            if not engine.up:
+                self._refuse(engine)
+            if fault == "abort_lost":
+                await world.at_most(60.0)
+            elif fault == "abort_delayed":
+                await world.at_most(rng.uniform(0.05, 3.0))
+            if fault == "abort_ignored":
+                reply = Reply(200, b"")
+            else:
+                if aborting:
+                    witness.abort_arrives(endpoint, engine, call)
+                world.say(engine.name, call.path, (call.body or b"").decode()[:60])
+                reply = await doors.control(engine, call)
+            await asyncio.sleep(rng.uniform(0.0005, 0.005))
+            if not engine.up:
+                _break_off(engine, "went away")
+            return reply
+        finally:
+            if strike is not None:
+                strike.end()
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def _break_off(engine: SimEngine, how: str) -> NoReturn:
+    """A connection that was there is gone."""
+    raise WorkerFailure("connection", f"{engine.url}: {how}", hard=True, accepted=True)

@@ -1,0 +1,207 @@
+"""Sees every call of one life of the service pass by, and compares it with what engines really did.
+
+Invariants checked here, at the moment they would break: P2 P3 P5 P6 P7 P9 P10 P17 P20 P24.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from rollout_svc.engines import Endpoint, Reply
+from rollout_svc.engines.calls import Call
+from rollout_svc.gate import LANES, Lane
+from rollout_svc.sample import Sample, SampleStatus
+from rollout_svc.workers.worker import Worker, WorkerState
+from tests.simulation.engine import Request, SimEngine
+from tests.simulation.tokens import FIRST_MADE
+
+if TYPE_CHECKING:
+    from tests.simulation.life import Life
+
+__all__ = ["Shadow", "Witness"]
+
+_S: Final = SampleStatus
+_GOING_ON: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
+
+
+class Shadow:
+    """What the world knows of one sample: the tokens the service received for it, and whether its turn is over."""
+
+    __slots__ = ("ids", "late", "stopped", "turn")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.turn = 0  # model tokens of the turn under way
+        self.stopped = False
+        self.late = False
+
+    def reset(self) -> None:
+        """It begins again from its prompt."""
+        self.ids, self.turn, self.stopped = [], 0, False
+
+
+class Witness:
+    """One life's."""
+
+    def __init__(self, life: Life) -> None:
+        self.open: dict[str, Request] = {}  # sample id: its one request whose connection is open
+        self.shadows: dict[str, Shadow] = {}
+        self.redone: set[str] = set()  # samples that may begin again: an attempt of theirs failed
+        self.stale_epoch: dict[str, int] = {}
+        self._life = life
+        self._world = life.world
+        self.touched: list[tuple[Sample, Shadow]] = []
+        self._attempts: dict[str, tuple[int, int]] = {}  # wire id: attempt, epoch at dispatch
+
+    # -- generation ------------------------------------------------------------------------------------------
+
+    def sending(self, endpoint: Endpoint, engine: SimEngine, request: Request) -> None:
+        """A request is about to leave."""
+        worker, breaks = self._life.worker(endpoint), self._world.breaks
+        call = worker.calls.get(request.rid)
+        if call is None:  # a canary
+            if worker.state is not WorkerState.QUARANTINED:
+                breaks("P9", f"{worker} is asked for a token nobody waits for")
+            request.lane = "canary"
+            return
+        request.sample_id, request.lane = call.sample_id, call.lane
+        gate = self._life.parts.gate
+        if not gate.is_open(call.lane):
+            breaks("P9", f"{call} starts while lane {call.lane} is closed")
+        if worker.state is not WorkerState.ACTIVE:
+            breaks("P9", f"{call} goes to {worker}")
+        if call.sample_id in self.open:
+            breaks("P20", f"{call} starts beside {self.open[call.sample_id]}")
+        self.open[call.sample_id] = request
+        self._world.say("service", f"asks {engine.name}", request.rid[-6:], call.sample_id[-8:], len(request.input_ids))
+        sample = self._life.sample(call.sample_id)
+        if sample is None:
+            return  # lane eval keeps no samples
+        self._attempts[request.rid] = (sample.attempt, gate.epoch(call.lane))
+        self._check_prefix(sample, request)
+
+    def _check_prefix(self, sample: Sample, request: Request) -> None:
+        shadow = self._shadow(sample)
+        have = sample.response_ids
+        tools = have[len(shadow.ids) :]
+        if tools and have[: len(shadow.ids)] == shadow.ids and all(token < FIRST_MADE for token in tools):
+            shadow.ids, shadow.turn, shadow.stopped = list(have), 0, False
+        elif not have and shadow.ids and self._may_restart(sample, shadow):
+            shadow.reset()
+        breaks = self._world.breaks
+        if have != shadow.ids:
+            breaks("P10", f"{sample} has {have}, it was given {shadow.ids}")
+        if request.input_ids != sample.prompt_ids + have:
+            breaks("P6", f"{sample} goes on from {request.input_ids}, not {sample.prompt_ids + have}")
+        if shadow.stopped:
+            breaks("P6", f"{sample} generates past the stop it was told of")
+        if request.max_tokens > self._life.max_tokens - shadow.turn:
+            breaks("P6", f"{sample} asks for {request.max_tokens}, it has {shadow.turn} of this turn")
+
+    def _may_restart(self, sample: Sample, shadow: Shadow) -> bool:
+        """A failed attempt begins again; so does a loop that had got past its first turn."""
+        if sample.sample_id in self.redone:
+            self.redone.discard(sample.sample_id)
+            return True
+        return any(token < FIRST_MADE for token in shadow.ids) or shadow.stopped
+
+    def closed(self, request: Request) -> None:
+        """Its connection is closed, without an answer."""
+        self.open.pop(request.sample_id, None)
+
+    def received(self, endpoint: Endpoint, engine: SimEngine, request: Request, reply: Reply) -> None:
+        """Its answer has reached the service."""
+        self.open.pop(request.sample_id, None)
+        sample = self._life.sample(request.sample_id)
+        if sample is None or request.rid not in self._attempts:
+            return
+        attempt, epoch = self._attempts.pop(request.rid)
+        if sample.attempt != attempt or not self._genuine(endpoint, engine, request, reply):
+            return
+        late = epoch != self._life.parts.gate.epoch(self._lane(request))
+        if request.finish == "abort" and not request.tokens and not late:
+            return  # nobody asked for that abort: the worker is at fault
+        shadow = self._shadow(sample)
+        shadow.ids = shadow.ids + request.tokens
+        shadow.turn += len(request.tokens)
+        shadow.stopped = request.finish != "abort"
+        shadow.late = late
+        self._world.say("service", "has", request, request.finish, "late" if late else "")
+        self.touched.append((sample, shadow))
+
+    @staticmethod
+    def _lane(request: Request) -> Lane:
+        return "eval" if request.lane == "eval" else "train"
+
+    def _genuine(self, endpoint: Endpoint, engine: SimEngine, request: Request, reply: Reply) -> bool:
+        """Whether it is this request's own answer, by the weights the worker was let in with."""
+        if reply.status != 200:
+            return False
+        try:
+            body = orjson.loads(reply.body)
+            meta = body["meta_info"]
+            if meta["id"] != request.rid or body["output_ids"] != request.tokens:
+                return False
+        except (ValueError, KeyError, TypeError):
+            return False
+        worker = self._life.worker(endpoint)
+        spans = meta["weight_versions"]
+        return not spans or worker.version is None or int(spans[-1]["version"]) == worker.version
+
+    def after_turn(self) -> None:
+        """What arrived in this turn stands where it belongs."""
+        for sample, shadow in self.touched:
+            if sample.settled or sample.sample_id in self.redone:
+                continue
+            have = sample.response_ids
+            if not have and shadow.turn < len(shadow.ids):
+                continue  # a loop with a tool was begun again in this very turn
+            if have[: len(shadow.ids)] != shadow.ids:
+                self._world.breaks("P10", f"{sample} received {shadow.ids}, it has {have}")
+            if shadow.late and sample.status in _GOING_ON:
+                self._world.breaks("P3", f"{sample} goes on with an answer that came after its epoch closed")
+        self.touched.clear()
+
+    def failed(self, sample_id: str) -> None:
+        """An attempt failed: its tokens may go."""
+        self.redone.add(sample_id)
+
+    def _shadow(self, sample: Sample) -> Shadow:
+        shadow = self.shadows.get(sample.sample_id)
+        if shadow is None:
+            shadow = self.shadows[sample.sample_id] = Shadow()
+        return shadow
+
+    # -- control ---------------------------------------------------------------------------------------------
+
+    def controlling(self, endpoint: Endpoint, engine: SimEngine, call: Call) -> None:
+        """A control call is about to leave."""
+        if call.path != "/update_weights_from_disk":
+            return
+        worker, require = self._life.worker(endpoint), self._world.require
+        ours = [r for r in self.open.values() if r.engine is engine]
+        require(not worker.calls and not ours, "P24", f"weights move to {worker}, which runs {ours}")
+        quarantine = worker.quarantine
+        if worker.state is WorkerState.QUARANTINED and quarantine is not None and quarantine.kind == "residual":
+            waited = self._world.now - quarantine.since >= self._life.config.pause.quarantine_s
+            require(waited or engine.count() == 0, "P9", f"weights move to {worker}, which still runs {engine}")
+
+    def abort_arrives(self, endpoint: Endpoint, engine: SimEngine, call: Call) -> None:
+        """An abort is at the engine: of everything only while a pause holds, by id only what nobody waits for."""
+        body: dict[str, Any] = orjson.loads(call.body or b"{}")
+        worker, parts = self._life.worker(endpoint), self._life.parts
+        closed = frozenset(lane for lane in LANES if not parts.gate.is_open(lane))
+        if body.get("abort_all"):
+            hit = [c for c in worker.calls.values() if c.lane not in closed]
+            self._world.require(bool(closed), "P17", f"an abort of everything reaches {engine} while nothing is paused")
+            self._world.require(not hit, "P15", f"an abort of everything reaches {engine}, which works for {hit}")
+            return
+        known = worker.calls.get(body["rid"])
+        ok = known is None or known.lane in closed or known.cancelled_for is not None
+        self._world.require(ok, "P17", f"an abort reaches {engine} for {known}, which somebody waits for")
+
+    def worker_of(self, engine: SimEngine) -> Worker | None:
+        """The service's view of an engine."""
+        return next((w for w in self._life.parts.pool.workers.values() if w.endpoint.url == engine.url), None)

@@ -1,0 +1,170 @@
+"""What is outside the service in one history: engines, the seed's dice, what went wrong, what was said.
+
+Invariants:
+
+- Its timers belong to no life of the service: a crash does not stop them.
+- The first broken promise ends the history; it is kept, and nothing is raised where the service could swallow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.chronicle import Chronicle
+from tests.simulation.engine import SimEngine
+from tests.simulation.faults import Faults, Strike
+from tests.simulation.loop import SimLoop
+from tests.simulation.tokens import Tokens
+
+if TYPE_CHECKING:
+    from rollout_svc.engines import Reply
+    from tests.simulation.judges import Verdict
+    from tests.simulation.life import Life
+
+__all__ = ["Broken", "World", "current"]
+
+
+class Broken(AssertionError):
+    """Raised when a history broke a promise; says which."""
+
+
+class World:
+    """One history's surroundings."""
+
+    _current: World | None = None
+
+    def __init__(self, seed: int, loop: SimLoop) -> None:
+        self.seed = seed
+        self.loop = loop
+        self.rng = Random(f"{seed}:world")
+        self.chronicle = Chronicle()
+        self.faults = Faults(Random(f"{seed}:faults"))
+        self.tokens = Tokens()
+        self.engines: dict[str, SimEngine] = {}
+        self.last_answers: dict[str, Reply] = {}
+        self.verdicts: list[Verdict] = []
+        self.journal: dict[str, list[dict[str, Any]]] = {}
+        self.lives: list[Life] = []
+        self.broken: Broken | None = None
+        self.service_died: Callable[[], None] = lambda: None
+        self._context = contextvars.Context()
+        self._held: dict[asyncio.Future[None], None] = {}
+        self._to_resume: dict[asyncio.Future[None], None] = {}
+        World._current = self
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.loop.time()
+
+    @property
+    def life(self) -> Life:
+        """The service as it is now."""
+        return self.lives[-1]
+
+    def say(self, actor: str, what: str, *details: Any) -> None:
+        """Keep something for the history."""
+        self.chronicle.add(self.loop.time(), actor, what, *map(str, details))
+
+    def breaks(self, promise: str, how: str) -> None:
+        """A promise is broken: the history ends after this turn."""
+        if self.broken is None:
+            self.say("PROMISE", promise, how)
+            self.broken = Broken(f"{promise}: {how}")
+
+    def require(self, holds: bool, promise: str, how: str) -> None:
+        """Break a promise unless something holds."""
+        if not holds:
+            self.breaks(promise, how)
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def future(self) -> asyncio.Future[Any]:
+        """Make a future of the world's."""
+        return self.loop.create_future()
+
+    def later(self, delay: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+        """Call something later, whatever becomes of the service."""
+        return self.loop.call_later(delay, callback, *args, context=self._context)
+
+    def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        """Start a task of the world's."""
+        return self.loop.create_task(coroutine, context=self._context)
+
+    async def at_most(self, seconds: float) -> None:
+        """Wait that long, or until everything is healed."""
+        if self.faults.healed:
+            return
+        future = self.future()
+        self._held[future] = None
+        timer = self.later(seconds, _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            self._held.pop(future, None)
+
+    async def until_resumed(self) -> None:
+        """Wait until a stage that is paused, or the next that will be, is resumed."""
+        if self.faults.healed:
+            return
+        future = self.future()
+        self._to_resume[future] = None
+        timer = self.later(10.0, _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            self._to_resume.pop(future, None)
+
+    def resumed(self) -> None:
+        """The stage runs again: answers that were held until then come now."""
+        for future in tuple(self._to_resume):
+            self.later(self.rng.uniform(0.0, 0.05), _wake, future)
+
+    # -- health ----------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """End everything that goes wrong, for good."""
+        self.say("world", "heals")
+        self.faults.healed = True
+        for engine in self.engines.values():
+            if not engine.up:
+                engine.come_back(engine.weights)
+            engine.refusing = False
+            if engine.frozen:
+                engine.thaw()
+            engine.set_slowness(1.0)
+            engine.go_on()
+            engine.unstick()
+        for future in (*self._held, *self._to_resume):
+            _wake(future)
+        for strike in tuple(self.faults.live):
+            strike.end()
+
+    def strike_for(self, name: str, seconds: float, undo: Callable[[], None]) -> Strike:
+        """Let a fault last a while, then undo it, unless the history was healed before."""
+        strike = self.faults.strike(name)
+
+        def end() -> None:
+            strike.end()
+            if not self.faults.healed:
+                undo()
+
+        self.later(seconds, end)
+        return strike
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def current() -> World:
+    """The history that runs: plugins are made by the service and find it here."""
+    assert World._current is not None
+    return World._current
