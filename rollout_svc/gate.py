@@ -35,11 +35,12 @@ def stronger(mode: Mode, than: Mode | None) -> bool:
 class Gate:
     """Open or closed, and the epoch, per lane."""
 
-    __slots__ = ("_epochs", "_listeners", "_modes")
+    __slots__ = ("_epochs", "_finished", "_listeners", "_modes")
 
     def __init__(self, *, is_open: bool = True) -> None:
         self._modes: dict[Lane, Mode | None] = dict.fromkeys(LANES, None if is_open else "abort")
         self._epochs: dict[Lane, int] = dict.fromkeys(LANES, 0)
+        self._finished: set[Lane] = set()
         self._listeners: list[Listener] = []
 
     def __repr__(self) -> str:
@@ -56,7 +57,7 @@ class Gate:
 
     def may_finish(self, lane: Lane) -> bool:
         """Whether what runs in this lane may go on to its end, its judge included: open, or closed to wait for it."""
-        return self._modes[lane] in (None, "wait")
+        return self._modes[lane] is None or (self._modes[lane] == "wait" and lane not in self._finished)
 
     def epoch(self, lane: Lane) -> int:
         """The lane's epoch now; a request that was dispatched under another one may not count."""
@@ -75,12 +76,21 @@ class Gate:
                     self._epochs[lane] += 1
                 self._notify(lane)
 
+    def finish(self, lanes: Iterable[Lane]) -> None:
+        """All that lanes closed to wait for has ended: what an agent still comes back with may not go on behind them."""
+        wanted = frozenset(lanes)
+        for lane in LANES:
+            if lane in wanted and self._modes[lane] == "wait" and lane not in self._finished:
+                self._finished.add(lane)
+                self._notify(lane)
+
     def open(self, lanes: Iterable[Lane]) -> None:
         """Open lanes; opening an open lane changes nothing."""
         wanted = frozenset(lanes)
         for lane in LANES:
             if lane in wanted and self._modes[lane] is not None:
                 self._modes[lane] = None
+                self._finished.discard(lane)
                 self._notify(lane)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:

@@ -83,3 +83,18 @@ def test_a_listener_that_leaves_during_a_change_takes_nobody_along() -> None:
     gate.close(["train"], "keep")
     gate.open(["train"])
     assert heard == ["first", "second", "second"]
+
+
+def test_a_wait_that_is_over_lets_nothing_more_go_on() -> None:
+    """Once all that a lane waited for has ended, nothing may finish behind it, under the same epoch."""  # P9 P13
+    gate = Gate()
+    heard: list[Lane] = []
+    gate.close(["train"], "wait")
+    gate.subscribe(heard.append)
+    gate.finish(LANES)
+    gate.finish(LANES)
+    assert (gate.may_finish("train"), gate.epoch("train"), gate.may_finish("eval")) == (False, 0, True)
+    assert heard == ["train"]
+    gate.open(LANES)
+    gate.close(["train"], "wait")
+    assert gate.may_finish("train")

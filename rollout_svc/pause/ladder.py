@@ -87,6 +87,7 @@ class Ladder:
                 grown = climb.grown
                 await self._stages(climb)
                 if grown == climb.grown:
+                    self._gate.finish(climb.lanes)
                     self._reached(climb, "report")
                     await self._confirm_idle(climb)
         finally:

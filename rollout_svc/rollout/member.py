@@ -78,4 +78,6 @@ class Member:
     def parked(self) -> bool:
         """No engine and no judge works for it, and its loop goes on by itself after a resume."""
         context = self.context
-        return context is not None and context.on_pause == "park" and not context.calling and self.stage == "generating"
+        if context is None or context.on_pause != "park" or context.calling or self.stage != "generating":
+            return False
+        return self.task is None or not self.task.done()  # one that has just ended is about to be judged

@@ -4,7 +4,8 @@ Invariants:
 
 - One attempt at a time per worker, so that a freeze and a thaw never overtake each other on the wire.
 - A worker counts as frozen only when its engine confirmed; from the first attempt on it gets no new request.
-- A freeze whose fate is unknown is thawed like any other: a worker that may be frozen is never left so.
+- A freeze whose fate is unknown is thawed like any other, and again for a while, for it may still arrive: a worker that
+  may be frozen is never left so.
 - A worker that does not go on loses its requests and is quarantined; its supervisor keeps trying to thaw it.
 """
 
@@ -23,6 +24,7 @@ __all__ = ["Freezing", "can_freeze"]
 
 _CAPABILITY: Final[dict[Cache, str]] = {"keep": "freeze_keep_kv", "drop": "freeze_drop_kv"}
 _THAW_S: Final = 10.0  # seconds an engine has to go on before what it holds is given up
+_LATE_S: Final = 30.0  # seconds in which a freeze without an answer may still arrive
 _FIRST_RETRY_S: Final = 0.05  # seconds between two attempts, doubling
 _RETRY_CAP_S: Final = 1.0
 
@@ -48,14 +50,16 @@ class Freezing:
 
     async def freeze(self, worker: Worker, cache: Cache, timeout_s: float) -> bool:
         """Make one attempt; returns whether the engine confirmed. One that is being thawed is not frozen again."""
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s), worker.switching:
                 if worker.freeze is None:
-                    worker.freeze = Freeze(cache, asyncio.get_running_loop().time())
+                    worker.freeze = Freeze(cache, loop.time())
                 elif worker.freeze.thawing or worker.freeze.cache != cache:
                     return False
-                if not worker.freeze.confirmed and await self._sent(worker, worker.dialect.freeze(cache), timeout_s):
-                    worker.freeze.confirmed = True
+                if not worker.freeze.confirmed:
+                    worker.freeze_until = loop.time() + _LATE_S
+                    worker.freeze.confirmed = await self._sent(worker, worker.dialect.freeze(cache), timeout_s)
                 return worker.freeze.confirmed
         except TimeoutError:
             return False
@@ -78,9 +82,9 @@ class Freezing:
         return True
 
     async def thaw_found(self, worker: Worker) -> None:
-        """Let an engine go on that was found at the start: a service that died may have left it frozen."""
-        if any(can_freeze(worker, cache) for cache in _CAPABILITY):
-            async with worker.switching:
+        """Let an engine go on that nobody here froze: a service that died may have, or a freeze that came late."""
+        async with worker.switching:
+            if worker.freeze is None and any(can_freeze(worker, cache) for cache in _CAPABILITY):
                 await self._sent(worker, worker.dialect.thaw(), CONTROL_TIMEOUT_S)
 
     def thaw_all(self) -> None:

@@ -129,6 +129,8 @@ class Supervisor:
                 self._declare_dead(worker, str(failure))
         else:
             worker.probe_failures = 0
+            if asyncio.get_running_loop().time() < worker.freeze_until:
+                await self._freezing.thaw_found(worker)
 
     def _assure(self, worker: Worker, info: EngineInfo) -> None:
         """Give an engine that still has its weights its traffic back, and take any other out."""
@@ -202,8 +204,7 @@ class Supervisor:
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
         worker.capabilities = info.capabilities
         before, quarantine = worker.state, worker.quarantine
-        if before is WorkerState.STARTING:
-            await self._freezing.thaw_found(worker)
+        await self._freezing.thaw_found(worker)
         # One that died frozen may be the same process, still frozen, with nothing of ours in it any more.
         thawed = bool(worker.calls) or await self._freezing.thaw(worker)
         kept_out = await self._admit(worker, info) if thawed else "it is frozen and does not go on"

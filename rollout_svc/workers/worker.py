@@ -169,6 +169,7 @@ class Worker:
         "exclusive",
         "flushed",
         "freeze",
+        "freeze_until",
         "held",
         "limit",
         "max_batch",
@@ -218,6 +219,7 @@ class Worker:
         self.quarantine: Quarantine | None = None
         self.held = False
         self.freeze: Freeze | None = None
+        self.freeze_until = 0.0
         self.switching = asyncio.Lock()
         self.unsure = False
         self.attention = asyncio.Event()

@@ -68,6 +68,7 @@ async def control(engine: SimEngine, call: Call) -> Reply:
         return _OK
     if path == "/pause_generation":
         engine.pause(body["mode"])
+        engine.world.life.boots[engine.name] = engine.boots
         return Reply(200, b'{"status":"ok"}')
     if path == "/continue_generation":
         engine.go_on()

@@ -140,10 +140,11 @@ class Invariants:
         self._world.breaks("bug", f"{event.component} died: {event.error}\n{event.traceback}")
 
     def _gate_changed(self, lane: Lane) -> None:
-        if not self._life.parts.gate.is_open(lane) and lane not in self._judging:
-            self._judging[lane] = frozenset(call for call in self._life.parts.judging.calls if call.lane == lane)
-        elif self._life.parts.gate.is_open(lane):
+        gate = self._life.parts.gate
+        if gate.may_finish(lane):  # open, or closed to wait for what runs, judges included
             self._judging.pop(lane, None)
+        elif lane not in self._judging:
+            self._judging[lane] = frozenset(call for call in self._life.parts.judging.calls if call.lane == lane)
 
     # -- turns -----------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class Life:
         self.up = True
         self.ready = False
         self.unsaid = 0
+        self.boots: dict[str, int] = {}  # by engine: which of its processes confirmed the last freeze
         self.dropped: list[tuple[str, float, asyncio.Task[Any]]] = []
         self.bus = EventBus(on_error=self._bus_error)
         self.witness = Witness(self)

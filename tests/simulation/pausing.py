@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rollout_svc.errors import Conflict, NotNow, ServiceError
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.pause.report import PauseReport
-from rollout_svc.workers.worker import WorkerState
+from rollout_svc.workers.worker import Worker, WorkerState
 
 if TYPE_CHECKING:
     from tests.simulation.life import Life
@@ -25,15 +25,20 @@ _UNCOUNTED: Final = frozenset({WorkerState.STARTING, WorkerState.DEAD})
 async def pause(
     life: Life, *, mode: str, deadline_s: float, lanes: tuple[Lane, ...] = LANES, if_ticket: int | None = None
 ) -> PauseReport | None:
-    """Pause; None when the service refuses for a reason it may have."""
+    """Pause, mode `keep` in all lanes; None when the service refuses for a reason it may have."""
     world = life.world
+    kv = world.rng.choice(("keep", "drop"))
+    if mode == "keep":
+        lanes = LANES
 
     async def work() -> PauseReport:
         began = world.now
         pauses = life.parts.pauses
         before, running, climb = pauses.ticket, pauses.state == "running", pauses._climb
         try:
-            report = await life.service.pause(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket)
+            report = await life.service.pause(
+                mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv
+            )
         except Conflict:
             allowed = {before} | ({climb.started_from} if climb is not None else set())
             world.require(if_ticket not in (None, *allowed), "P11", f"if_ticket {if_ticket} was refused at {before}")
@@ -56,32 +61,38 @@ async def pause(
 
 def check_report(life: Life, report: PauseReport) -> None:
     """Compare a report with what engines really run; called in the step the climb ended."""
-    world, require = life.world, life.world.require
+    world, require, keeps = life.world, life.world.require, report.mode == "keep"
     closed = frozenset(lane for lane in LANES if not life.parts.gate.is_open(lane))
     for worker_id, tally in report.workers.items():
         ended = tally.answered + tally.cancelled
-        require(tally.in_flight == ended, "P9", f"{worker_id}: {tally.in_flight} in flight, {ended} ended: {tally}")
         worker = life.parts.pool.workers.get(worker_id)
+        if keeps and worker is not None and worker.frozen:
+            _check_frozen(life, worker)
+            ended += len(worker.calls)
+        require(tally.in_flight == ended, "P9", f"{worker_id}: {tally.in_flight} in flight, {ended} ended: {tally}")
         if worker is None or worker.state in _UNCOUNTED:
             continue
         engine = world.engines[worker.endpoint.url]
         named = sum(a.worker == worker_id for a in report.abandoned)
         require(named == tally.abandoned, "P9", f"{worker_id}: {tally.abandoned} abandoned, {named} named")
-        runs = engine.count(closed | {"canary"})
+        runs = engine.count(closed | {"canary"}) - (len(worker.calls) if keeps else 0)
         if any(call.lane not in closed for call in worker.calls.values()):
             continue  # its count says nothing certain while another lane's requests come and go there
         unable = tally.residual is None and (not engine.up or engine.frozen)
-        if runs and not named and tally.residual == 0:
+        if runs > 0 and not named and tally.residual == 0:
             world.breaks("P9", f"{worker_id} is said to be idle, it runs {list(engine.running.values())}")
-        elif runs and not named and tally.residual is not None:
+        elif runs > 0 and not named and tally.residual is not None:
             world.breaks("P9", f"{worker_id} runs {runs}, residual {tally.residual}, nothing is named")
-        elif runs and not named and not unable:
+        elif runs > 0 and not named and not unable:
             life.unsaid += 1  # `residual: null` although the engine could have been asked: said, not hidden
         if named:
             require(worker.state is not WorkerState.ACTIVE, "P9", f"{worker} was left with {named} and has traffic")
     require(report.clean == (not report.abandoned), "P9", f"clean is {report.clean}: {report.abandoned}")
-    calls = [c for w in life.parts.pool.workers.values() for c in w.calls.values() if c.lane in closed]
+    workers = [w for w in life.parts.pool.workers.values() if not (keeps and w.frozen)]
+    calls = [c for w in workers for c in w.calls.values() if c.lane in closed]
     require(not calls, "P9", f"calls are under way after the report: {calls}")
+    if keeps:
+        return
     judges = [c.sample_ids for c in life.parts.judging.calls if c.lane in closed]
     require(not judges, "P9", f"judges are under way after the report: {judges}")
     puts = [r for r in life.parts.rollouts._runs.values() if r.putting is not None and r.group.lane in closed]
@@ -92,6 +103,13 @@ def check_report(life: Life, report: PauseReport) -> None:
     require(
         in_flight == len(parked), "P10", f"{in_flight} samples are in flight after the report, {len(parked)} parked"
     )
+
+
+def _check_frozen(life: Life, worker: Worker) -> None:
+    """A worker that counts as frozen makes no token, unless its process went away under it."""
+    engine = life.world.engines[worker.endpoint.url]
+    gone = worker.state is not WorkerState.ACTIVE or not engine.up or engine.boots != life.boots.get(engine.name)
+    life.world.require(gone or not engine.ticking or not engine.running, "P9", f"{worker} is frozen, {engine} is not")
 
 
 async def resume(life: Life, ticket: int | None = None) -> bool:

@@ -24,7 +24,7 @@ from rollout_svc.config import (
 
 __all__ = ["MODES", "Shape", "draw_shape"]
 
-MODES: Final = ("abort",)
+MODES = ("abort", "wait", "keep")
 """Modes of pausing that histories use."""
 _HERE: Final = "tests.simulation"
 MAX_TOKENS: Final = 24

@@ -54,6 +54,7 @@ class Witness:
         self._world = life.world
         self.touched: list[tuple[Sample, Shadow]] = []
         self._attempts: dict[str, tuple[int, int]] = {}  # wire id: attempt, epoch at dispatch
+        self._versions: dict[str, int | None] = {}  # wire id: the worker's weights at dispatch
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -80,6 +81,7 @@ class Witness:
         if sample is None:
             return  # lane eval keeps no samples
         self._attempts[request.rid] = (sample.attempt, gate.epoch(call.lane))
+        self._versions[request.rid] = worker.version
         self._check_prefix(sample, request)
 
     def _check_prefix(self, sample: Sample, request: Request) -> None:
@@ -148,7 +150,8 @@ class Witness:
             return False
         worker = self._life.worker(endpoint)
         spans = meta["weight_versions"]
-        return not spans or worker.version is None or int(spans[-1]["version"]) == worker.version
+        known = (worker.version, self._versions.pop(request.rid, None))
+        return not spans or worker.version is None or int(spans[-1]["version"]) in known
 
     def after_turn(self) -> None:
         """What arrived in this turn stands where it belongs."""
@@ -182,7 +185,8 @@ class Witness:
             return
         worker, require = self._life.worker(endpoint), self._world.require
         ours = [r for r in self.open.values() if r.engine is engine]
-        require(not worker.calls and not ours, "P24", f"weights move to {worker}, which runs {ours}")
+        still = worker.frozen or (not worker.calls and not ours)
+        require(still, "P24", f"weights move to {worker}, which runs {ours}")
         quarantine = worker.quarantine
         if worker.state is WorkerState.QUARANTINED and quarantine is not None and quarantine.kind == "residual":
             waited = self._world.now - quarantine.since >= self._life.config.pause.quarantine_s

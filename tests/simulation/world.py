@@ -139,7 +139,6 @@ class World:
             if engine.frozen:
                 engine.thaw()
             engine.set_slowness(1.0)
-            engine.go_on()
             engine.unstick()
         for future in (*self._held, *self._to_resume):
             _wake(future)
