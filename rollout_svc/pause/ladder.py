@@ -76,6 +76,7 @@ class Ladder:
         for worker in self._pool.workers.values():
             tally = climb.tallies.setdefault(worker.worker_id, WorkerTally())
             tally.in_flight += len(worker.in_lanes(lanes))
+            tally.residual = None  # what was counted before a join says nothing of what it stops
         self._draining.start(climb)
 
     async def climb(self, climb: Climb) -> None:

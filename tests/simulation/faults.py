@@ -14,7 +14,7 @@ from typing import Final
 
 __all__ = ["FAULTS", "IMPOSSIBLE", "STANDS", "Faults", "Strike"]
 
-STANDS: Final = ("running", "gate", "abort", "judges", "http", "tasks", "report", "paused")
+STANDS: Final = ("running", "gate", "freeze", "wait", "abort", "judges", "http", "tasks", "report", "paused")
 """Where a climb can stand; `gate` is left for `abort` in the climb's first step."""
 
 REQUEST: Final = (
@@ -27,16 +27,18 @@ REQUEST: Final = (
     "reset_after",
 )
 ABORT: Final = ("abort_lost", "abort_delayed", "abort_ignored")
+FREEZE: Final = ("freeze_lost", "freeze_delayed", "freeze_refused")
 ENGINE: Final = ("refused", "slow", "frozen", "crashed", "old_weights")
 JUDGE: Final = ("judge_slow", "judge_hung", "judge_raising", "judge_swallowing")
 AGENT: Final = ("agent_swallowing", "agent_slow_cleanup", "agent_tool")
 PUT: Final = ("put_blocked",)
 CALLER: Final = ("caller_cancelled", "flap", "overlap", "old_ticket")
 CRASH: Final = ("service_crash", "put_crash_before", "put_crash_after")
-FAULTS: Final = (*REQUEST, *ABORT, *ENGINE, *JUDGE, *AGENT, *PUT, *CALLER, *CRASH)
+FAULTS: Final = (*REQUEST, *ABORT, *FREEZE, *ENGINE, *JUDGE, *AGENT, *PUT, *CALLER, *CRASH)
 _RATES: Final = {
     **dict.fromkeys(REQUEST, (0.02, 0.12)),
     **dict.fromkeys(ABORT, (0.1, 0.6)),
+    **dict.fromkeys(FREEZE, (0.1, 0.5)),
     **dict.fromkeys(ENGINE, (0.2, 1.0)),
     **dict.fromkeys(JUDGE, (0.03, 0.15)),
     **dict.fromkeys(AGENT, (0.05, 0.4)),

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import orjson
 
@@ -18,12 +18,14 @@ from rollout_svc.engines.calls import Call
 from rollout_svc.errors import WorkerFailure
 from tests.simulation import doors
 from tests.simulation.engine import Request, SimEngine
-from tests.simulation.faults import ABORT, REQUEST, Strike
+from tests.simulation.faults import ABORT, FREEZE, REQUEST, Strike
 
 if TYPE_CHECKING:
     from tests.simulation.life import Life
 
 __all__ = ["SimTransport"]
+
+_FREEZES: Final = frozenset({"/pause_generation", "/continue_generation"})
 
 
 class SimTransport:
@@ -112,7 +114,7 @@ class SimTransport:
     async def _control(self, endpoint: Endpoint, engine: SimEngine, call: Call) -> Reply:
         world, rng, witness = self._world, self._world.rng, self._life.witness
         aborting = call.path == "/abort_request"
-        fault = world.faults.draw(ABORT) if aborting else None
+        fault = world.faults.draw(ABORT if aborting else FREEZE if call.path in _FREEZES else ())
         strike = world.faults.strike(fault) if fault is not None else None
         witness.controlling(endpoint, engine, call)
         try:
@@ -121,12 +123,16 @@ class SimTransport:
                 await asyncio.shield(engine.thawed)
             if not engine.up:
                 self._refuse(engine)
-            if fault == "abort_lost":
+            if fault in ("abort_lost", "freeze_lost"):
                 await world.at_most(60.0)
             elif fault == "abort_delayed":
                 await world.at_most(rng.uniform(0.05, 3.0))
             if fault == "abort_ignored":
                 reply = Reply(200, b"")
+            elif fault == "freeze_refused":
+                reply = Reply(503, b"not now")
+            elif fault == "freeze_delayed":  # it arrives although its caller has left meanwhile
+                reply = await asyncio.shield(world.spawn(self._late(engine, call, rng.uniform(0.05, 3.0))))
             else:
                 if aborting:
                     witness.abort_arrives(endpoint, engine, call)
@@ -139,6 +145,15 @@ class SimTransport:
         finally:
             if strike is not None:
                 strike.end()
+
+    async def _late(self, engine: SimEngine, call: Call, delay_s: float) -> Reply:
+        await self._world.at_most(delay_s)
+        while engine.frozen and engine.up:
+            await asyncio.shield(engine.thawed)
+        if not engine.up:
+            return Reply(500, b"gone")
+        self._world.say(engine.name, "late", call.path)
+        return await doors.control(engine, call)
 
     async def close(self) -> None:
         """Nothing to close."""
