@@ -145,6 +145,22 @@ def status(url: Url = _URL, token: Token = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def stuck(
+    url: Url = _URL,
+    token: Token = None,
+    older_than: Annotated[float | None, typer.Option(help="Seconds under way; default: what a pause may take.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show who is stuck: since when, and where."""
+    from rollout_svc.observe.terminal import show_stuck  # noqa: PLC0415 - rich
+
+    if older_than is not None and not (math.isfinite(older_than) and older_than >= 0):
+        raise ConfigError.at("--older-than", f"expected a finite number, 0 or greater, not {older_than}")
+    answer = _ask(url, token, lambda client: client.stuck(older_than))
+    _answer(answer, as_json=as_json, show=show_stuck)
+
+
+@app.command()
 def pause(
     url: Url = _URL,
     token: Token = None,

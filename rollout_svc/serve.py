@@ -2,6 +2,7 @@
 
 Invariants:
 
+- SIGUSR1 writes who is stuck to the log, whatever state the service is in; it changes nothing.
 - The first SIGINT or SIGTERM drains and exits 0; the second exits at once.
 - Nothing is started before the configuration was found to work and the port was bound.
 - Exit codes: 0 stopped on request, 1 it ran and failed, 2 bad configuration.
@@ -11,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import sys
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import structlog
 
 from rollout_svc.config import Config
-from rollout_svc.errors import ConfigError
+from rollout_svc.errors import ConfigError, ServiceError
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
@@ -36,6 +39,7 @@ EXIT_BAD_CONFIG: Final = 2
 _SECOND_SIGNAL: Final = 130  # what a shell shows for a process that SIGINT ended
 _GC_OBJECTS: Final = 200_000  # container objects allocated between two collections: some tens of MB at most
 _GC_GENERATION: Final = 10
+_LINES_AT_ONCE: Final = 64  # log lines in one turn of the loop
 _log = structlog.get_logger("serve")
 
 
@@ -67,6 +71,8 @@ async def _serve(config: Config, level: Level) -> tuple[int, tuple[str, ...]]:
     stop, failed = asyncio.Event(), asyncio.Event()
     bus.subscribe(ComponentDied, lambda _: failed.set())
     _on_signals(stop)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, _tell_stuck, service)
     async with serve_http(service, metrics.render) as url:
         await service.start()
         _say(f"service.listening url={url}")
@@ -129,3 +135,24 @@ def _on_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, handle)
+
+
+def _tell_stuck(service: RolloutService) -> None:
+    """Write who is stuck to the log: a line with the counts, then one for each, a few at a time."""
+    try:
+        stuck = service.stuck()
+    except ServiceError as error:  # not started yet
+        _log.warning("stuck.nobody", why=str(error))
+        return
+    summary = {key: value for key, value in stuck.items() if key not in ("samples", "groups")}
+    _log.warning("stuck.counts", state=service.state, **summary, groups=len(stuck["groups"]))
+    _write(("stuck.sample", sample) for sample in stuck["samples"])
+    _write(("stuck.group", group) for group in stuck["groups"])
+
+
+def _write(lines: Iterator[tuple[str, dict[str, Any]]]) -> None:
+    slice_ = list(itertools.islice(lines, _LINES_AT_ONCE))
+    for event, told in slice_:
+        _log.warning(event, **told)
+    if slice_:
+        asyncio.get_running_loop().call_soon(_write, lines)

@@ -16,13 +16,13 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from rollout_svc.agent import AgentContext
 from rollout_svc.assembly import Parts
 from rollout_svc.await_chain import await_chain, links
+from rollout_svc.engines import HttpTransport
 from rollout_svc.errors import BadRequest
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.group import Group
@@ -33,11 +33,12 @@ from rollout_svc.sample import Sample
 from rollout_svc.workers.pool import Wait
 from rollout_svc.workers.worker import EngineCall
 
-__all__ = ["MOST_LISTED", "Place", "describe_stuck", "oldest_samples"]
+__all__ = ["MOST_CHAINS", "MOST_LISTED", "Place", "describe_stuck", "oldest_samples"]
 
 MOST_LISTED: Final = 1000
 """Most samples, and most groups, of one answer; the others are counted."""
-_CONNECTING_IN: Final = "aiohttp.connector"  # the module whose frames are on a task's chain while it connects
+MOST_CHAINS: Final = 256
+"""Most samples, the oldest, whose await chains are read: that takes longer than all the rest."""
 
 Place = Literal[
     "starting",  # its task has not run yet
@@ -56,8 +57,7 @@ Place = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Standing:
+class _Standing(NamedTuple):
     """Where a sample is; times are loop time.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Standing:
 class _Scene:
     """What the parts know of samples under way, by sample id: read once, then looked up."""
 
-    __slots__ = ("calls", "judges", "waits")
+    __slots__ = ("calls", "connecting", "judges", "waits")
 
     def __init__(self, parts: Parts) -> None:
         self.calls: dict[str, tuple[str, EngineCall]] = {
@@ -93,6 +93,8 @@ class _Scene:
             sample_id: call for call in parts.judging.calls for sample_id in call.sample_ids
         }
         self.waits: dict[str, Wait] = parts.pool.waits
+        transport = parts.transport
+        self.connecting = transport.connecting if isinstance(transport, HttpTransport) else frozenset[Any]()
 
     def of_run(self, run: GroupRun) -> Iterator[_Standing]:
         """Say where the samples of a group under way are."""
@@ -137,7 +139,7 @@ class _Scene:
         """Say where a sample is whose agent loop runs, and at which worker."""
         if sample.sample_id in self.calls:
             worker, call = self.calls[sample.sample_id]
-            return "connecting" if _connecting(call) else "generating", call.since, worker
+            return "connecting" if call.task in self.connecting else "generating", call.since, worker
         if sample.sample_id in self.waits:
             wait = self.waits[sample.sample_id]
             return wait.where, wait.since, None
@@ -145,14 +147,6 @@ class _Scene:
         if context.calling:  # it has its answer, or its turn in line, and has not run since
             return "generating", since, None
         return "parked" if member.parked else "in_agent", since, None
-
-
-def _connecting(call: EngineCall) -> bool:
-    if call.task is None:
-        return False
-    return any(
-        isinstance(link, FrameType) and link.f_globals.get("__name__") == _CONNECTING_IN for link in links(call.task)
-    )
 
 
 def _standings(parts: Parts) -> Iterator[_Standing]:
@@ -182,7 +176,7 @@ def _group_of(sample_id: str) -> str:
     return sample_id.rpartition(".")[0]
 
 
-def _record(standing: _Standing, now: float) -> dict[str, Any]:
+def _record(standing: _Standing, now: float, *, chain: bool) -> dict[str, Any]:
     sample, group = standing.sample, standing.group
     return {
         "sample_id": standing.sample_id,
@@ -191,14 +185,14 @@ def _record(standing: _Standing, now: float) -> dict[str, Any]:
         "lane": None if group is None else group.lane,
         "status": None if sample is None else str(sample.status),
         "where": standing.where,
-        "at": _parked_at(standing),
+        "at": _parked_at(standing) if chain else None,
         "worker": standing.worker,
         "judger": standing.judger,
         "since_s": round(max(0.0, now - standing.since), 3),
         "age_s": round(max(0.0, now - standing.taken_at), 3),
         "attempt": standing.attempt,
         "tokens": None if sample is None else sample.response_length,
-        "awaits": await_chain(*standing.tasks),
+        "awaits": await_chain(*standing.tasks) if chain else None,
     }
 
 
@@ -217,7 +211,7 @@ def oldest_samples(parts: Parts, count: int) -> list[dict[str, Any]]:
         count, _standings(parts), key=lambda found: (found.where == "waiting_for_siblings", found.taken_at)
     )
     now = asyncio.get_running_loop().time()
-    return [_record(found, now) for found in standings]
+    return [_record(found, now, chain=True) for found in standings]
 
 
 def describe_stuck(parts: Parts, older_than_s: float) -> dict[str, Any]:
@@ -230,16 +224,16 @@ def describe_stuck(parts: Parts, older_than_s: float) -> dict[str, Any]:
         raise BadRequest.at("older_than_s", "expected a finite number, 0 or greater")
     now = asyncio.get_running_loop().time()
     limit = now - older_than_s
-    found = [standing for standing in _standings(parts) if standing.taken_at <= limit]
+    older = [standing for standing in _standings(parts) if standing.taken_at <= limit]
     groups = [group for group in parts.buffer.unfinished_groups() if group.handed_back_at <= limit]
-    listed = heapq.nsmallest(MOST_LISTED, found, key=lambda standing: standing.taken_at)
+    listed = heapq.nsmallest(MOST_LISTED, older, key=lambda standing: standing.taken_at)
     listed_groups = heapq.nsmallest(MOST_LISTED, groups, key=lambda group: group.handed_back_at)
     return {
         "older_than_s": older_than_s,
-        "counts": dict(Counter(standing.where for standing in found)),
-        "samples": [_record(standing, now) for standing in listed],
+        "counts": dict(Counter(standing.where for standing in older)),
+        "samples": [_record(found, now, chain=place < MOST_CHAINS) for place, found in enumerate(listed)],
         "groups": [_buffered(parts, group, now) for group in listed_groups],
-        "omitted": len(found) - len(listed),
+        "omitted": len(older) - len(listed),
         "groups_omitted": len(groups) - len(listed_groups),
     }
 

@@ -218,6 +218,16 @@ class Served:
         assert self.process.stderr is not None
         return (await self.process.stderr.read()).decode()
 
+    async def logged(self, event: str) -> dict[str, Any]:
+        """Wait for a line of the log."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(WAIT_S):
+            while line := await self.process.stderr.readline():
+                told: dict[str, Any] = json.loads(line)
+                if told["event"] == event:
+                    return told
+        raise AssertionError(f"it ended without {event}")
+
     async def ended(self) -> tuple[int, str]:
         """Wait for its end: exit code and stderr."""
         async with asyncio.timeout(WAIT_S):
@@ -358,6 +368,9 @@ async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
         assert (json.loads(report.stdout)["ticket"], json.loads(report.stdout)["clean"]) == (1, True)
         shown = await asyncio.to_thread(run, "status", "--url", url)
         assert (shown.returncode, "paused" in shown.stdout) == (0, True)
+        for age in ("-1", "nan"):
+            done = await asyncio.to_thread(run, "stuck", "--url", url, "--older-than", age)
+            assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         for refused in (("--deadline-s", "0"), ("--mode", "stop"), ("--lane", "slow"), KEPT):
             done = await asyncio.to_thread(run, "pause", "--url", url, *refused)
             assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Set as AbstractSet
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import aiohttp
 
@@ -29,16 +30,33 @@ _CONNECT_S: Final = 10.0  # seconds for one TCP connect; a black-holed address o
 _CONTROL_PER_WORKER: Final = 8  # connections: one is kept warm, the rest only for bursts of aborts by id
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Knows which tasks wait for a connection to be made: not asked on the way of a call that finds one open."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.connecting: set[asyncio.Task[Any] | None] = set()
+
+    async def _create_connection(self, *given: Any, **named: Any) -> Any:
+        task = asyncio.current_task()
+        self.connecting.add(task)
+        try:
+            return await super()._create_connection(*given, **named)
+        finally:
+            self.connecting.discard(task)
+
+
 class HttpTransport:
     """Two aiohttp sessions, made in the loop that uses them."""
 
-    __slots__ = ("_control", "_data")
+    __slots__ = ("_connector", "_control", "_data")
 
     def __init__(self) -> None:
         # limit=0: the pool caps requests per worker; a second cap here would be an invisible queue.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        self._connector = _Connector(limit=0, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=60)
         self._data = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=60),
+            connector=self._connector,
             timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -49,6 +67,11 @@ class HttpTransport:
             timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+    @property
+    def connecting(self) -> AbstractSet[asyncio.Task[Any] | None]:
+        """Tasks whose generation call waits for its connection."""
+        return self._connector.connecting
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["show_report", "show_status"]
+__all__ = ["show_report", "show_status", "show_stuck"]
 
 _STYLE = {"ACTIVE": "green", "STARTING": "yellow", "DRAINING": "yellow"}
 
@@ -51,6 +52,48 @@ def show_report(report: dict[str, Any]) -> None:
     for lost in report["abandoned"]:
         console.print(f"abandoned: {lost['sample_id']} at {lost['worker']}, {lost['age_s']:.1f} s old")
     console.print(_ledger(report["ledger"]))
+
+
+def show_stuck(stuck: dict[str, Any]) -> None:
+    """Print the record of `GET /v1/stuck`: a table on a terminal, elsewhere a line for each, nothing cut off."""
+    console = Console()
+    counts = ", ".join(f"{number} {place}" for place, number in stuck["counts"].items()) or "nobody"
+    summary = f"under way for over {stuck['older_than_s']:g} s: {counts}"
+    if stuck["groups"]:
+        summary += f"; {len(stuck['groups']) + stuck['groups_omitted']} groups in the buffer"
+    if console.is_terminal:
+        _show_stuck_table(console, summary, stuck)
+        return
+    lines = [summary]
+    for sample in stuck["samples"]:
+        told = " ".join(f"{key}={sample[key]}" for key in ("since_s", "age_s", "attempt", "tokens"))
+        awaits = " > ".join(sample["awaits"] or ["?"])
+        lines.append(f"{sample['sample_id']} {sample['where']}{_beside(sample)} {told} awaits={awaits}")
+    lines += [
+        f"{group['group_id']} buffered({group['reason']}) since_s={group['since_s']}" for group in stuck["groups"]
+    ]
+    console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+
+
+def _show_stuck_table(console: Console, summary: str, stuck: dict[str, Any]) -> None:
+    console.print(summary, highlight=False)
+    columns = ("sample", "where", "since", "age", "attempt", "tokens", "awaits")
+    samples = Table(*columns, box=None, pad_edge=False)
+    for sample in stuck["samples"]:
+        innermost = escape((sample["awaits"] or ["?"])[-1])
+        times = (f"{sample['since_s']:.1f} s", f"{sample['age_s']:.1f} s")
+        where = escape(sample["where"] + _beside(sample))
+        samples.add_row(sample["sample_id"], where, *times, str(sample["attempt"]), str(sample["tokens"]), innermost)
+    for group in stuck["groups"]:
+        times = (f"{group['since_s']:.1f} s", f"{group['since_s']:.1f} s")
+        samples.add_row(group["group_id"], f"buffered ({group['reason']})", *times, "-", "-", "-")
+    console.print(samples)
+
+
+def _beside(sample: dict[str, Any]) -> str:
+    """Where exactly: the worker, the judger, the gate or the tool."""
+    beside = sample["worker"] or sample["judger"] or sample["at"]
+    return "" if beside is None else f"({beside})"
 
 
 def _ledger(ledger: dict[str, Any]) -> str:

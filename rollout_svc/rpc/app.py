@@ -56,6 +56,7 @@ def build_app(service: RolloutService, metrics: Callable[[], tuple[bytes, str]] 
             web.get("/readyz", _readyz),
             web.get("/metrics", _metrics),
             web.get("/v1/status", _status),
+            web.get("/v1/stuck", _stuck),
             web.post("/v1/pause", _pause),
             web.post("/v1/resume", _resume),
             web.post("/v1/batches", _take_batch),
@@ -113,6 +114,18 @@ async def _body(request: web.Request, model: type[B]) -> B:
         data = orjson.loads(raw) if raw else {}
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}", detail=[{"path": "", "message": str(error)}]) from error
+    return _checked(data, model)
+
+
+def _query(request: web.Request, model: type[B]) -> B:
+    """Check what an address carries; nothing may be given twice."""
+    twice = sorted({key for key in request.query if len(request.query.getall(key)) > 1})
+    if twice:
+        raise _refuse(tuple(Problem(key, "given twice") for key in twice))
+    return _checked(dict(request.query), model)
+
+
+def _checked(data: Any, model: type[B]) -> B:
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -157,6 +170,10 @@ async def _metrics(request: web.Request) -> web.Response:
 
 async def _status(request: web.Request) -> web.Response:
     return _json(request.app[SERVICE].status())
+
+
+async def _stuck(request: web.Request) -> web.Response:
+    return _json(request.app[SERVICE].stuck(_query(request, bodies.Stuck).older_than_s))
 
 
 async def _pause(request: web.Request) -> web.Response:

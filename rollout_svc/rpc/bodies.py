@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollout_svc.config import Listed, WorkerConfig
 from rollout_svc.gate import LANES, Lane
 
-__all__ = ["Ack", "Batch", "Concurrency", "Pause", "Prompts", "Resume", "Weights", "Worker"]
+__all__ = ["Ack", "Batch", "Concurrency", "Pause", "Prompts", "Resume", "Stuck", "Weights", "Worker"]
 
 DeadlineS = Annotated[float, Field(gt=0, le=86_400)]
 Version = Annotated[int, Field(ge=0)]
@@ -33,6 +33,14 @@ class Pause(Body):
     if_ticket: int | None = None
     kv: Literal["keep", "drop"] = "keep"
     offload: Listed[str] = ()
+
+
+class Stuck(Body):
+    """`GET /v1/stuck`, its query: words of an address, so numbers come as text."""
+
+    model_config = ConfigDict(strict=False)
+
+    older_than_s: Annotated[float, Field(ge=0)] | None = None
 
 
 class Resume(Body):

@@ -17,7 +17,7 @@ import asyncio
 import threading
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from rollout_svc.errors import Unreachable
 from rollout_svc.rpc.wire import Wire
@@ -90,6 +90,11 @@ class RolloutClient:
     async def status(self) -> Json:
         """Return what the service is doing: state, ticket, weight version, lanes, workers, buffer, ledger, plan."""
         return await self._call("GET", "/v1/status")
+
+    async def stuck(self, older_than_s: float | None = None) -> Json:
+        """Return who has been under way for longer than that (None: than a pause may take), since when, and where."""
+        query = "" if older_than_s is None else "?" + urlencode({"older_than_s": older_than_s})
+        return await self._call("GET", "/v1/stuck" + query)
 
     async def pause(
         self,
@@ -302,6 +307,10 @@ class SyncRolloutClient:
     def status(self) -> Json:
         """See `RolloutClient.status`."""
         return self._run(self._client.status())
+
+    def stuck(self, older_than_s: float | None = None) -> Json:
+        """See `RolloutClient.stuck`."""
+        return self._run(self._client.stuck(older_than_s))
 
     def pause(self, **arguments: Any) -> Json:
         """See `RolloutClient.pause`."""

@@ -14,10 +14,11 @@ import aiohttp
 import orjson
 import pytest
 
-from rollout_svc.errors import ConfigError
+from rollout_svc.errors import BadRequest, ConfigError
 from rollout_svc.events import ProducerWaiting
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.rpc.app import MAX_BODY_BYTES
+from rollout_svc.rpc.client import RolloutClient
 from rollout_svc.rpc.server import serve_http
 from tests.support.fake_sglang import FakeSGLang, Reply, Status
 from tests.support.stage import Stage, lines, stage
@@ -27,7 +28,7 @@ CALLS = (
     *(("GET", "/v1/status"), ("POST", "/v1/pause"), ("POST", "/v1/resume"), ("POST", "/v1/batches")),
     *(("POST", "/v1/batches/x/ack"), ("POST", "/v1/prompts"), ("POST", "/v1/weights"), ("GET", "/v1/concurrency")),
     *(("PUT", "/v1/concurrency"), ("GET", "/v1/workers"), ("POST", "/v1/workers"), ("DELETE", "/v1/workers/w0")),
-    ("GET", "/metrics"),
+    *(("GET", "/metrics"), ("GET", "/v1/stuck")),
 )
 """Every call but the two that are open."""
 
@@ -204,6 +205,44 @@ async def test_a_body_that_is_no_object_is_refused(call: Caller, body: bytes) ->
         if method in {"POST", "PUT"}:
             status, kind, _ = await call.refused(method, path, body)
             assert (status, kind) == (400, "bad_request"), path
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        ("older_than_s=-1", "older_than_s"),
+        ("older_than_s=nan", "older_than_s"),
+        ("older_than_s=1e999", "older_than_s"),
+        ("older_than_s=", "older_than_s"),
+        ("older_than_s=soon", "older_than_s"),
+        ("older_than_s=1&older_than_s=2", "older_than_s"),
+        ("older=1", "older"),
+    ],
+)
+async def test_a_question_that_cannot_be_asked_is_refused(call: Caller, query: str, path: str) -> None:
+    """400 with the name of what is wrong in the address."""  # P35
+    status, kind, detail = await call.refused("GET", f"/v1/stuck?{query}")
+    assert (status, kind, [problem["path"] for problem in detail]) == (400, "bad_request", [path])
+
+
+async def test_who_is_stuck_over_http() -> None:
+    """The record of `GET /v1/stuck`, by the address and by the client: the same as the service's own."""  # P22
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        api(engine, pushed=1) as call,
+        RolloutClient(call.url) as client,
+    ):
+        await engine.wait_running(1)
+        status, record = await call("GET", "/v1/stuck?older_than_s=0")
+        assert status == 200
+        assert (record["older_than_s"], record["counts"], record["omitted"]) == (0.0, {"generating": 1}, 0)
+        [sample] = record["samples"]
+        assert (sample["worker"], sample["where"]) == ("w0", "generating")
+        assert (await client.stuck(0))["samples"][0]["sample_id"] == sample["sample_id"]
+        assert (await client.stuck(1e18))["counts"] == {}
+        assert (await call("GET", "/v1/stuck"))[1]["older_than_s"] == call.stage.service.config.pause.deadline_s
+        with pytest.raises(BadRequest):
+            await client.stuck(float("nan"))
 
 
 async def test_every_problem_of_a_body_is_named_at_once(call: Caller) -> None:

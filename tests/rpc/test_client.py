@@ -57,6 +57,7 @@ async def test_every_call_is_spelled_as_in_the_contract(stub: Stub) -> None:
     """Each method is one HTTP call with exactly the body of the contract; what is not given is not sent."""
     async with RolloutClient(stub.url + "/", token="secret") as client:
         await client.status()
+        await client.stuck()
         await client.pause()
         await client.pause(mode="abort", deadline_s=2.5, lanes=("train",), if_ticket=3, kv="keep", offload=["kv"])
         await client.resume()
@@ -75,6 +76,7 @@ async def test_every_call_is_spelled_as_in_the_contract(stub: Stub) -> None:
         await client.remove_worker("w0")
     assert stub.calls == [
         ("GET", "/v1/status", None),
+        ("GET", "/v1/stuck", None),
         ("POST", "/v1/pause", {}),
         (
             "POST",
@@ -326,6 +328,7 @@ def test_the_blocking_client_has_every_method(stub_in_thread: Stub) -> None:
     with SyncRolloutClient(stub_in_thread.url) as client:
         assert client.ready() is True
         client.status()
+        client.stuck(1.5)
         client.pause(deadline_s=1)
         client.resume(1, weight_version=2)
         client.ack("b1")
@@ -338,7 +341,7 @@ def test_the_blocking_client_has_every_method(stub_in_thread: Stub) -> None:
         client.remove_worker("w0")
     public = {name for name in vars(RolloutClient) if not name.startswith("_")}
     assert public <= set(vars(SyncRolloutClient))
-    assert len(stub_in_thread.calls) == 12
+    assert len(stub_in_thread.calls) == 13
 
 
 def test_the_blocking_client_raises_as_the_async_one(stub_in_thread: Stub) -> None:
