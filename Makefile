@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: help demo test lint format bench test-wheel clean
+.PHONY: help demo test lint format bench chaos chaos-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -33,6 +33,13 @@ bench: $(VENV)/.installed ## Run every bench (about 12 minutes on 2 cores).
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.dispatch
 	$(BIN)/python -m bench.pause
+
+# Real sockets, real processes, real time: what no test of the default suite may need.
+chaos: $(VENV)/.installed ## Pause under every fault over real sockets; rewrites the table in docs/stopping.md (about 10 minutes).
+	CHAOS_TABLE=docs/stopping.md $(BIN)/python -m pytest -s tests/chaos $(ARGS)
+
+chaos-smoke: $(VENV)/.installed ## The same, small: 256 in flight, 100 flaps (under 2 minutes).
+	CHAOS_SMOKE=1 $(BIN)/python -m pytest -s tests/chaos $(ARGS)
 
 # The tests once more, against what users install: in a folder without the sources, in an environment of its own.
 test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.

@@ -24,6 +24,7 @@ import structlog
 from rollout_svc.config import Config
 from rollout_svc.errors import ConfigError, ServiceError
 from rollout_svc.events import ComponentDied, EventBus
+from rollout_svc.loop import new_event_loop
 from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
 from rollout_svc.observe.metrics import Metrics
@@ -49,7 +50,7 @@ def serve(config: Config, level: Level = "info") -> int:
     A task that swallows its cancellation would hold the end of the loop for ever, so with one left the process is
     ended without it: everything that was to be drained has been.
     """
-    runner = asyncio.Runner()
+    runner = asyncio.Runner(loop_factory=new_event_loop)  # answers that land by the thousand must not hold a pause
     try:
         code, survivors = runner.run(_serve(config, level))
     except ConfigError as error:

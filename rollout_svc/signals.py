@@ -4,25 +4,32 @@ Invariants:
 
 - A waiter looks at the state first and again after every wake-up, so a change between look and wait is not missed.
 - A waiter that is cancelled leaves nothing behind.
+- Thousands that wait are woken a slice a turn, oldest first: a change of the gate never holds the loop. Whoever is
+  woken late looks at the state as it is then.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from typing import Final
 
 from rollout_svc.gate import Gate, Lane
 
 __all__ = ["GateSignals"]
 
+_SLICE: Final = 32  # waiters woken in one turn: each goes on to send a request, 0.1-0.2 ms
+
 
 class GateSignals:
     """Lets coroutines wait for a lane to open, or sleep until it closes."""
 
-    __slots__ = ("_gate", "_waiting")
+    __slots__ = ("_gate", "_waiting", "_waking")
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._waiting: dict[asyncio.Future[None], Lane] = {}
+        self._waking: deque[asyncio.Future[None]] = deque()
         gate.subscribe(self._changed)
 
     async def wait_open(self, lane: Lane) -> None:
@@ -57,6 +64,18 @@ class GateSignals:
             future.set_result(None)
 
     def _changed(self, lane: Lane) -> None:
-        for future, waits_for in tuple(self._waiting.items()):
-            if waits_for == lane:
-                self._wake(future)
+        under_way = bool(self._waking)
+        self._waking.extend(future for future, waits_for in self._waiting.items() if waits_for == lane)
+        if not under_way:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake a slice, and the rest in the turns after this one."""
+        waking, woken = self._waking, 0
+        while waking and woken < _SLICE:
+            future = waking.popleft()
+            if not future.done():
+                future.set_result(None)
+                woken += 1
+        if waking:
+            waking[0].get_loop().call_soon(self._wake_some)

@@ -115,3 +115,52 @@ async def test_a_thousand_flaps_leak_nothing() -> None:
         await waiter
     assert not signals._waiting
     assert gate.epoch("train") == 1000
+
+
+@virtual
+async def test_thousands_are_woken_a_slice_a_turn() -> None:
+    """However many wait, one turn wakes few of them; all are woken in the end, in the order they came."""  # P16
+    gate = Gate(is_open=False)
+    signals = GateSignals(gate)
+    woken: list[int] = []
+
+    async def wait(number: int) -> None:
+        await signals.wait_open("train")
+        woken.append(number)
+
+    waiting = [asyncio.create_task(wait(number)) for number in range(1000)]
+    await soon()
+    gate.open(["train"])
+    most = before = 0
+    while len(woken) < 1000:
+        await asyncio.sleep(0)
+        most, before = max(most, len(woken) - before), len(woken)
+    assert 0 < most <= 64
+    assert woken == sorted(woken)
+    await asyncio.gather(*waiting)
+    assert not signals._waking
+
+
+@virtual
+async def test_whoever_is_woken_late_sees_the_gate_as_it_is_then() -> None:
+    """The gate closes while thousands are being woken: those who come later stay, and come with the next opening."""
+    gate = Gate(is_open=False)
+    signals = GateSignals(gate)
+    through: list[int] = []
+
+    async def wait(number: int) -> None:
+        await signals.wait_open("train")
+        through.append(number)
+
+    waiting = [asyncio.create_task(wait(number)) for number in range(1000)]
+    await soon()
+    gate.open(["train"])
+    await asyncio.sleep(0)
+    gate.close(["train"], withdraw=True)
+    closed_at = len(through)
+    await soon(1000)
+    assert not signals._waking
+    assert len(through) == closed_at < 1000
+    gate.open(["train"])
+    await asyncio.gather(*waiting)
+    assert len(through) == 1000

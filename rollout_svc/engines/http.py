@@ -3,6 +3,7 @@
 Invariants:
 
 - Control calls never share a connection, a pool or a limit with generation.
+- In a loop with a lane for data (`loop.py`), data sockets are in it: a control answer is read in the next turn.
 - Every aiohttp error leaves as WorkerFailure; a cancellation leaves as itself.
 - A call is one attempt. Repeating is the caller's decision.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,6 +22,7 @@ import aiohttp
 from rollout_svc.engines.calls import Call, Reply
 from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.loop import in_bulk
 
 __all__ = ["HttpTransport"]
 
@@ -54,7 +57,9 @@ class HttpTransport:
     def __init__(self) -> None:
         # limit=0: the pool caps requests per worker; a second cap here would be an invisible queue.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-        self._connector = _Connector(limit=0, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=60)
+        self._connector = _Connector(
+            limit=0, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=60, socket_factory=_data_socket
+        )
         self._data = aiohttp.ClientSession(
             connector=self._connector,
             timeout=timeout,
@@ -121,6 +126,10 @@ class HttpTransport:
         """Close both sessions; idempotent."""
         await self._data.close()
         await self._control.close()
+
+
+def _data_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    return in_bulk(socket.socket(*address[:3]))
 
 
 def _retry_after(value: str | None) -> float | None:

@@ -36,9 +36,7 @@ async def pause(
         pauses = life.parts.pauses
         before, running, climb = pauses.ticket, pauses.state == "running", pauses._climb
         try:
-            report = await life.service.pause(
-                mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv
-            )
+            report = await life.service.pause(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv)
         except Conflict:
             allowed = {before} | ({climb.started_from} if climb is not None else set())
             world.require(if_ticket not in (None, *allowed), "P11", f"if_ticket {if_ticket} was refused at {before}")
