@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import urllib.request
 from statistics import median
 
 import orjson
@@ -28,15 +29,14 @@ MAX_TOKENS = 100_000
 """Every round cuts the same answers again, 128 tokens further on: none may ever be whole."""
 
 
-def ours(served: Served, in_flight: int) -> float:
-    """Seconds of one clean pause with `in_flight` requests under way."""
+def ours(served: Served, engine_url: str, in_flight: int) -> float:
+    """Seconds of one clean pause with `in_flight` requests under way, from the moment the engine counts them all."""
     served.call("POST", "/v1/resume", {})
     deadline = time.monotonic() + FILL_TIMEOUT_S
-    while running(served) < in_flight:
+    while at_engine(engine_url) < in_flight or running(served) < in_flight:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{running(served)} of {in_flight} requests are under way")
         time.sleep(POLL_S)
-    time.sleep(POLL_S)
     start = time.perf_counter()
     report = orjson.loads(served.call("POST", "/v1/pause", {"deadline_s": 30}))
     elapsed_s = time.perf_counter() - start
@@ -51,6 +51,12 @@ def running(served: Served) -> int:
     return int(orjson.loads(served.call("GET", "/v1/status"))["lanes"]["train"]["in_flight"])
 
 
+def at_engine(engine_url: str) -> int:
+    """Requests under way, by the engine's count: what the floor waits for as well."""
+    with urllib.request.urlopen(f"{engine_url}/v1/loads", timeout=FILL_TIMEOUT_S) as response:  # noqa: S310 - our child
+        return int(orjson.loads(response.read())["loads"][0]["num_running_reqs"])
+
+
 def floor(engine_url: str, count: int) -> float:
     """Seconds of a bare abort-and-read."""
     with Child("bench.floor", "--url", engine_url, "--abort-and-read", count, ready=None) as child:
@@ -62,10 +68,10 @@ def run(case: int, rounds: int) -> Point:
     with Child("bench.canned", "--port", 0, "--hold") as engine:
         url = f"http://127.0.0.1:{engine.ready_line[0]}"
         with Served(url, case, MAX_TOKENS) as served:
-            ours(served, case)
+            ours(served, url, case)
             pairs = []
             for number in range(rounds):
-                pair = ours(served, case), floor(url, case)
+                pair = ours(served, url, case), floor(url, case)
                 pairs.append(pair)
                 progress(
                     f"{case}: round {number + 1} of {rounds}: {1000 * pair[0]:.0f} ms over {1000 * pair[1]:.0f} ms"

@@ -155,15 +155,14 @@ class AgentContext:
         sample = self._sample
         if self.cut is not None:
             raise Interrupted(f"{sample.sample_id}: its turn was cut, this context is over")
-        done = sample.turn_ids()
-        if done and sample.engine_finish_reason not in (None, "abort"):  # whole, but late, and then handed back
+        if sample.turn_length and sample.engine_finish_reason not in (None, "abort"):  # whole, but late: handed back
             return self._whole_turn("length" if sample.engine_finish_reason == "length" else "stop")
         while True:
             sample.check(self._attempt)
-            budget = settings.max_tokens - len(done)
+            budget = settings.max_tokens - sample.turn_length
             if budget <= 0:
                 return self._whole_turn("length")
-            completion = await self._call(ids + done, budget, settings)
+            completion = await self._call(ids, budget, settings)
             if completion is None:
                 await self._park()
                 continue
@@ -181,13 +180,16 @@ class AgentContext:
             await self._park()
             if finish != "abort":
                 return self._whole_turn(finish)
-            done = sample.turn_ids()
 
-    async def _call(self, input_ids: list[int], budget: int, settings: SamplingConfig) -> Completion | None:
+    async def _call(self, ids: list[int], budget: int, settings: SamplingConfig) -> Completion | None:
         """Make one engine call; None when it was interrupted and this loop parks."""
+        sample = self._sample
         self.calling = True
         try:
-            return await self._engines.generate(self._sample, self.prompt, self.lane, input_ids, budget, settings)
+            # The prefix is put together for the call alone: nothing here holds it while the answer is waited for.
+            return await self._engines.generate(
+                sample, self.prompt, self.lane, ids + sample.turn_ids(), budget, settings
+            )
         except Interrupted:
             if self.on_pause == "park":
                 return None

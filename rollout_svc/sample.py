@@ -247,6 +247,11 @@ class Sample:
         ]
 
     @property
+    def turn_length(self) -> int:
+        """How many those are."""
+        return sum(len(segment.ids) for segment in self.segments if segment.turn == self.turn and segment.by_model)
+
+    @property
     def restarts(self) -> bool:
         """Whether handing it out drops its tokens: only a first turn can be gone on with in another run of the loop."""
         if self.status is not SampleStatus.ABORTED or self.resume_at != "generate":

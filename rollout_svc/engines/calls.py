@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+import orjson
+
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.sample import FinishReason, VersionSpan
@@ -36,7 +38,7 @@ class GenerateRequest:
 
     Attributes:
         request_id: the wire id, fixed width, new for every call.
-        input_ids: prompt and prefix, token ids.
+        input_ids: prompt and prefix, token ids; or the JSON they were written as, once for all tries.
         max_tokens: what may still be generated, at least 1.
         sampling: the rest of the sampling settings.
         seed: of this sample's draws, or None.
@@ -44,7 +46,7 @@ class GenerateRequest:
     """
 
     request_id: str
-    input_ids: list[int]
+    input_ids: list[int] | orjson.Fragment
     max_tokens: int
     sampling: SamplingConfig
     seed: int | None = None

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, Literal, NamedTuple
 
+import orjson
+
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion, GenerateRequest, Reply, Transport
 from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, WorkerFailure
@@ -140,9 +142,11 @@ class WorkerPool:
         """Make an engine call, retried on other workers as `agent.EngineCaller` promises."""
         # One seed for a whole group would draw the same answer k times: each member gets its own from it.
         seed = None if sampling.seed is None else sampling.seed + sample.index
+        prefix = orjson.Fragment(orjson.dumps(input_ids))
+        del input_ids  # thousands of lists of ids that only wait to be freed would hold up a pause's answers
 
         def request() -> GenerateRequest:
-            return GenerateRequest(self._new_id(), input_ids, max_tokens, sampling, seed, prompt.engine_extra)
+            return GenerateRequest(self._new_id(), prefix, max_tokens, sampling, seed, prompt.engine_extra)
 
         try:
             return await self._try(sample, lane, request(), frozenset())
