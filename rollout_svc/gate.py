@@ -77,7 +77,7 @@ class Gate:
                 self._notify(lane)
 
     def finish(self, lanes: Iterable[Lane]) -> None:
-        """All that lanes closed to wait for has ended: what an agent still comes back with may not go on behind them."""
+        """All that these lanes were closed to wait for has ended: what an agent still comes back with may not go on."""
         wanted = frozenset(lanes)
         for lane in LANES:
             if lane in wanted and self._modes[lane] == "wait" and lane not in self._finished:

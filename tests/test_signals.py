@@ -156,7 +156,7 @@ async def test_whoever_is_woken_late_sees_the_gate_as_it_is_then() -> None:
     await soon()
     gate.open(["train"])
     await asyncio.sleep(0)
-    gate.close(["train"], withdraw=True)
+    gate.close(["train"], "abort")
     closed_at = len(through)
     await soon(1000)
     assert not signals._waking
