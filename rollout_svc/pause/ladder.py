@@ -108,7 +108,10 @@ class Ladder:
             self._reached(climb, "abort")
             confirmed = False
             while not confirmed:
+                lanes = climb.lanes
                 await self._rungs(climb)
+                if climb.lanes != lanes:
+                    continue  # a join brought lanes to rungs that were past: what is due is done for them at once
                 self._reached(climb, "report")
                 confirmed = await self._confirm_idle(climb)
         finally:
