@@ -281,13 +281,16 @@ class Ladder:
             return
         loop, delay = asyncio.get_running_loop(), _COUNT_POLL_S
         tally = climb.tallies[worker.worker_id]
+        tally.residual = None  # what was counted before a join was for fewer lanes
         quarantine = worker.quarantine
         if quarantine is not None and quarantine.kind == "residual" and worker.worker_id not in climb.unconfirmed:
             tally.residual = worker.residual  # its supervisor asks all the time; a frozen one must not cost every pause
             return
         while True:
+            before = [call.request_id for call in worker.calls.values() if call.lane not in climb.lanes]
             count = await self._supervisor.count(worker)
-            others = len(worker.calls) - len(worker.in_lanes(climb.lanes))
+            # A call that began meanwhile may not be there yet: subtracted, it would hide one that we look for.
+            others = sum(request_id in worker.calls for request_id in before)
             tally.residual = worker.residual = None if count is None else max(0, count - others)
             if tally.residual == 0:
                 climb.unconfirmed.pop(worker.worker_id, None)
