@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+SEEDS  ?= 0:3000
+JOBS   ?= 2
 
-.PHONY: help demo test lint format bench chaos chaos-smoke test-wheel clean
+.PHONY: help demo test lint format simulate bench chaos chaos-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -28,6 +30,9 @@ lint: $(VENV)/.installed ## Check style and types.
 format: $(VENV)/.installed ## Rewrite the code in the house style.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+simulate: $(VENV)/.installed ## Tell histories of the service in virtual time (SEEDS=123:124, JOBS=1, ARGS="--adversarial").
+	$(BIN)/python -m tests.simulation $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 bench: $(VENV)/.installed ## Run every bench (about 12 minutes on 2 cores).
 	$(BIN)/python -m bench.engine

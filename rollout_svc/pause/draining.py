@@ -116,8 +116,11 @@ class Draining:
             tally.residual = worker.residual  # its supervisor asks all the time; a stuck one must not cost every pause
             return
         while True:
+            leaving = {call.request_id for call in climb.calls(worker)}
+            staying = [request_id for request_id in worker.calls if request_id not in leaving]
             count = await self._supervisor.count(worker)
-            expected = len(worker.calls) - len(climb.calls(worker))
+            # A call that began meanwhile may not be there yet: subtracted, it would hide one that we look for.
+            expected = sum(request_id in worker.calls for request_id in staying)
             tally.residual = worker.residual = None if count is None else max(0, count - expected)
             if tally.residual == 0:
                 climb.unconfirmed.pop(worker.worker_id, None)

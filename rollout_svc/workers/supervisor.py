@@ -177,7 +177,8 @@ class Supervisor:
             return
         if quarantine.kind == "residual":
             count = await self.count(worker)
-            worker.residual = count if count is None else max(0, count - len(worker.calls))
+            # With calls of another lane open it cannot be told: an answer may be on its way, a request not there yet.
+            worker.residual = count if not count or not worker.calls else None
             waited = asyncio.get_running_loop().time() - quarantine.since
             idle = worker.residual == 0
             if not idle and not (waited >= self._quarantine_s and await self._canary(worker)):

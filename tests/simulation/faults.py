@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -45,11 +46,16 @@ _RATES: Final = {
     **dict.fromkeys(PUT, (0.1, 0.4)),
     **dict.fromkeys(CALLER, (0.1, 0.4)),
     "service_crash": (1.0, 1.0),
-    "put_crash_before": (0.05, 0.05),
-    "put_crash_after": (0.05, 0.05),
+    "put_crash_before": (0.1, 0.1),
+    "put_crash_after": (0.1, 0.1),
 }
 _RARE: Final = frozenset(CRASH)
-IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {}
+_TAKEN_BACK: Final = "the climb takes every put back in the step it reaches this rung, and only lane train has puts"
+IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
+    ("judge_raising", "tasks"): "judges end at the rung before, and a climb that has none does not get here",
+    ("put_crash_before", "tasks"): _TAKEN_BACK,
+    ("put_crash_after", "tasks"): _TAKEN_BACK,
+}
 """Cells of the table that stay 0, each with the reason."""
 
 
@@ -75,6 +81,7 @@ class Faults:
         self.healed = False
         self.live: dict[Strike, None] = {}
         self.met: Counter[tuple[str, str]] = Counter()
+        self.on_stand: Callable[[str], None] = lambda _: None
         self._rng = rng
         self.rates = self._weather()
 
@@ -115,3 +122,4 @@ class Faults:
             self.stand = where
             for strike in self.live:
                 self.met[strike.name, where] += 1
+            self.on_stand(where)

@@ -113,7 +113,7 @@ class History:
         def finished(_: PauseFinished) -> None:
             report = life.parts.pauses.last_report
             if report is not None:
-                check_report(life, report)
+                check_report(life, report, checks.lanes)
 
         life.bus.subscribe(PauseFinished, finished)
         await life.call("start", start)
@@ -198,14 +198,16 @@ class History:
             world.require(task.done(), "P14", f"{name}, which was left at {since:.3f}, still runs")
 
 
-def run_history(seed: int, *, adversarial: bool = False, keep: bool = False) -> Outcome:
+def run_history(seed: int, *, adversarial: bool = False, keep: bool = False, digest: bool = False) -> Outcome:
     """Run one seed; never raises for what the service does.
 
     Args:
         seed: of everything.
         adversarial: shuffle wake-ups as well.
-        keep: keep the history's lines also where nothing broke.
+        keep: write the history out.
+        digest: calculate its digest.
     """
+    collecting = gc.isenabled()
     gc.disable()
     history = History(seed, adversarial=adversarial)
     world, outcome = history.world, Outcome(seed)
@@ -218,14 +220,15 @@ def run_history(seed: int, *, adversarial: bool = False, keep: bool = False) -> 
     except (ServiceError, RuntimeError, AssertionError, asyncio.CancelledError) as error:
         outcome.broken = f"{type(error).__name__}: {error}"
     finally:
-        gc.enable()
+        if collecting:
+            gc.enable()
     outcome.turns, outcome.seconds = history.loop.turns, history.loop.time()
     outcome.met = world.faults.met
     outcome.admitted = sum(checks.admitted for checks in history.invariants)
     outcome.pauses = sum(checks.pauses for checks in history.invariants)
     world.say("world", "ends", outcome.turns, outcome.admitted, outcome.pauses)
-    outcome.digest = world.chronicle.digest() if keep else ""
-    if keep or outcome.broken:
+    outcome.digest = world.chronicle.digest() if digest else ""
+    if keep:
         outcome.lines = list(world.chronicle.lines())
     asyncio._set_running_loop(history.loop)
     try:

@@ -62,6 +62,7 @@ class Invariants:
     def __init__(self, life: Life) -> None:
         self.admitted = 0
         self.pauses = 0
+        self.lanes: frozenset[Lane] = frozenset()  # of the climb under way, or the last one
         self._life = life
         self._world = life.world
         self._turns = 0
@@ -112,6 +113,7 @@ class Invariants:
 
     def _pause_started(self, event: PauseStarted) -> None:
         self._world.say("service", "pauses", event.ticket, event.mode, event.lanes, round(event.deadline_s, 4))
+        self.lanes = self.lanes | set(event.lanes) if event.joined else frozenset(event.lanes)
         if not event.joined:
             self.pauses += 1
             self._world.faults.stands("gate")

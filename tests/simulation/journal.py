@@ -42,6 +42,7 @@ class SimStorage:
             if strike is not None:
                 strike.end()
         if world.faults.draw(("put_crash_before",)):
+            await world.ambush()
             await self._life.dies("put_crash_before")
         whole = all(sample.status is SampleStatus.COMPLETED for sample in group.samples)
         world.require(whole, "P31", f"{group} was written although it is not complete")
@@ -51,6 +52,7 @@ class SimStorage:
         world.journal[group.group_id] = members
         world.say("journal", "has", group.group_id[-6:])
         if world.faults.draw(("put_crash_after",)):
+            await world.ambush()
             await self._life.dies("put_crash_after")
 
     async def close(self) -> None:

@@ -42,6 +42,8 @@ async def _judge(world: World, samples: list[JudgedSample]) -> Verdict:
             await world.at_most(3600.0)
         elif fault == "judge_swallowing":
             await _unmoved(world)
+        elif fault == "judge_raising":
+            await world.ambush()
         else:
             await asyncio.sleep(world.rng.uniform(0.001, 0.2))
         if fault == "judge_raising":

@@ -16,6 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
+from math import ceil
 from random import Random
 from typing import Any, Final, NoReturn
 
@@ -23,6 +24,7 @@ __all__ = ["LIFE", "Deadlock", "Livelock", "SimLoop"]
 
 LIFE: ContextVar[int] = ContextVar("LIFE", default=0)
 """Which life of the service code belongs to: 0 is the world around it. Tasks inherit it from whoever made them."""
+_TICKS: Final = 1024  # timers a second at most: what is that close together falls together, and races
 _LIVELOCK_TURNS: Final = 20_000  # turns at one moment: no history comes near
 
 
@@ -121,7 +123,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
         """Run a callback at a time, unless its life is over."""
-        timer = SimTimer(when, callback, args, self, context)
+        timer = SimTimer(ceil(when * _TICKS) / _TICKS, callback, args, self, context)
         self._made += 1
         timer.number = self._made
         if self._dead and timer._context.get(LIFE, 0) in self._dead:  # type: ignore[attr-defined]

@@ -67,6 +67,7 @@ class SimTransport:
             await asyncio.shield(engine.thawed)
         self._refuse(engine)
         if fault == "reset_before":
+            await world.ambush()
             _break_off(engine, "reset")
         accepted = engine.accept(request, stuck=fault == "answer_never")
         try:
@@ -74,7 +75,7 @@ class SimTransport:
                 await asyncio.sleep(rng.uniform(0.0, 0.1))
                 if not request.done:
                     _break_off(engine, "reset")
-            if not await asyncio.shield(accepted):
+            if not await accepted:
                 _break_off(engine, "went away")
             await self._way_back(fault)
         except (asyncio.CancelledError, WorkerFailure):

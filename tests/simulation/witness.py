@@ -49,7 +49,7 @@ class Witness:
         self.open: dict[str, Request] = {}  # sample id: its one request whose connection is open
         self.shadows: dict[str, Shadow] = {}
         self.redone: set[str] = set()  # samples that may begin again: an attempt of theirs failed
-        self.stale_epoch: dict[str, int] = {}
+        self.crowded: dict[str, bool] = {}  # engine: it was asked for its count while calls were open there
         self._life = life
         self._world = life.world
         self.touched: list[tuple[Sample, Shadow]] = []
@@ -181,6 +181,8 @@ class Witness:
 
     def controlling(self, endpoint: Endpoint, engine: SimEngine, call: Call) -> None:
         """A control call is about to leave."""
+        if call.path.startswith("/v1/loads"):
+            self.crowded[engine.name] = bool(self._life.worker(endpoint).calls)
         if call.path != "/update_weights_from_disk":
             return
         worker, require = self._life.worker(endpoint), self._world.require

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.engine import SimEngine
-from tests.simulation.faults import Faults, Strike
+from tests.simulation.faults import STANDS, Faults, Strike
 from tests.simulation.loop import SimLoop
 from tests.simulation.tokens import Tokens
 
@@ -54,6 +54,8 @@ class World:
         self._context = contextvars.Context()
         self._held: dict[asyncio.Future[None], None] = {}
         self._to_resume: dict[asyncio.Future[None], None] = {}
+        self._ambushes: dict[asyncio.Future[None], str] = {}
+        self.faults.on_stand = self._stands
         World._current = self
 
     @property
@@ -121,6 +123,24 @@ class World:
             timer.cancel()
             self._to_resume.pop(future, None)
 
+    async def ambush(self) -> None:
+        """Sometimes wait until a climb stands at a rung of the seed's choice: faults like to strike just there."""
+        if self.faults.healed or self.rng.random() < 0.5:
+            return
+        future = self.future()
+        self._ambushes[future] = self.rng.choice(STANDS[1:])
+        timer = self.later(self.rng.uniform(0.5, 3.0), _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            self._ambushes.pop(future, None)
+
+    def _stands(self, where: str) -> None:
+        for future, wanted in tuple(self._ambushes.items()):
+            if wanted == where:
+                _wake(future)
+
     def resumed(self) -> None:
         """The stage runs again: answers that were held until then come now."""
         for future in tuple(self._to_resume):
@@ -140,7 +160,7 @@ class World:
                 engine.thaw()
             engine.set_slowness(1.0)
             engine.unstick()
-        for future in (*self._held, *self._to_resume):
+        for future in (*self._held, *self._to_resume, *self._ambushes):
             _wake(future)
         for strike in tuple(self.faults.live):
             strike.end()
