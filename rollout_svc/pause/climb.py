@@ -49,6 +49,7 @@ class Climb:
     abandoned: list[Abandoned] = field(default_factory=list)
     ending: set[asyncio.Task[None]] = field(default_factory=set)
     drains: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    counts: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
     _stirred: asyncio.Event = field(default_factory=asyncio.Event)

@@ -46,6 +46,14 @@ class Draining:
         self._tasks = tasks
         self._abort_interval_s = abort_interval_s
 
+    def begin(self) -> None:
+        """Let no worker in until `end`."""
+        self._supervisor.hold()
+
+    def end(self) -> None:
+        """Let workers in again."""
+        self._supervisor.release()
+
     def start(self, climb: Climb) -> None:
         """Have every worker served; one that is served already has been told of what is asked for now."""
         for worker in self._pool.workers.values():

@@ -65,6 +65,7 @@ class Ladder:
         """Count what runs and send the aborts, in the step that closed the gate."""
         self._climb = climb
         climb.aborting = climb.mode == "abort"
+        self._draining.begin()
         self._enter(climb, climb.lanes)
 
     def grow(self, climb: Climb, lanes: frozenset[Lane], mode: Mode) -> None:
@@ -73,6 +74,7 @@ class Ladder:
         self._enter(climb, lanes)
 
     def _enter(self, climb: Climb, lanes: frozenset[Lane]) -> None:
+        _cancel(climb.counts)
         for worker in self._pool.workers.values():
             tally = climb.tallies.setdefault(worker.worker_id, WorkerTally())
             tally.in_flight += len(worker.in_lanes(lanes))
@@ -93,9 +95,10 @@ class Ladder:
                     await self._confirm_idle(climb)
         finally:
             climb.finish()
-            for drain in climb.drains.values():
-                drain.cancel()
+            _cancel(climb.drains)
+            _cancel(climb.counts)
             self._climb = None
+            self._draining.end()
         if climb.mode != "keep":
             self._rollouts.rest(climb.lanes)
         self._abandon(climb)
@@ -185,6 +188,16 @@ class Ladder:
         else:
             tally.cancelled += 1
             climb.unconfirmed.setdefault(worker.worker_id, []).append(call)
+        if not worker.calls:
+            self._count(climb, worker)  # beside what its answers still have to go through here
+
+    def _count(self, climb: Climb, worker: Worker) -> asyncio.Task[None]:
+        """Have an engine whose last call has ended asked for its own count, once."""
+        known = climb.counts.get(worker.worker_id)
+        if known is None:
+            work = self._draining.count(worker, climb)
+            known = climb.counts[worker.worker_id] = self._tasks.spawn(f"count:{worker.worker_id}", work)
+        return known
 
     def _call_answered(self, worker: Worker, call: EngineCall, late: bool) -> None:
         climb = self._climb
@@ -201,25 +214,20 @@ class Ladder:
         climb.finish()  # every call has ended or was cancelled: what is left to abort is the engines' own
         grown = climb.grown
         workers = [w for w in self._pool.workers.values() if w.worker_id in climb.tallies and w.state in _COUNTED]
-        asking = [self._tasks.spawn(f"count:{w.worker_id}", self._draining.count(w, climb)) for w in workers]
         # Aborts on their way are waited for as well: one that arrived after a resume would hit new requests.
-        waiting = [*asking, *climb.drains.values()]
+        waiting = [*(self._count(climb, worker) for worker in workers), *climb.drains.values()]
         for task in waiting:
             task.add_done_callback(lambda _: climb.wake.set())
         loop = asyncio.get_running_loop()
-        try:
-            while climb.grown == grown and not all(task.done() for task in waiting):
-                if loop.time() >= climb.last_look:
-                    break
-                climb.wake.clear()
-                try:
-                    async with asyncio.timeout_at(climb.last_look):
-                        await climb.wake.wait()
-                except TimeoutError:
-                    continue
-        finally:
-            for task in asking:
-                task.cancel()
+        while climb.grown == grown and not all(task.done() for task in waiting):
+            if loop.time() >= climb.last_look:
+                break
+            climb.wake.clear()
+            try:
+                async with asyncio.timeout_at(climb.last_look):
+                    await climb.wake.wait()
+            except TimeoutError:
+                continue
 
     def _abandon(self, climb: Climb) -> None:
         """Name whatever still runs, and keep its worker from traffic."""
@@ -251,6 +259,12 @@ class Ladder:
     def _changed(self) -> None:
         if self._climb is not None:
             self._climb.wake.set()
+
+
+def _cancel(tasks: dict[str, asyncio.Task[None]]) -> None:
+    for task in tasks.values():
+        task.cancel()
+    tasks.clear()
 
 
 async def _in_slices(some: Callable[[], int]) -> None:

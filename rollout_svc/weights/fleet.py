@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -62,10 +62,15 @@ class Fleet:
         finally:
             self._settled.set()
 
-    async def admit(self, worker: Worker, info: EngineInfo) -> str | None:
+    async def admit(self, worker: Worker, info: EngineInfo, undisturbed: Callable[[], bool]) -> str | None:
         """Bring a worker to the fleet's version where that can be done.
 
         A worker that hangs while it loads holds up nobody else: no lock is held, the version is compared again after.
+
+        Args:
+            worker: whom to bring up.
+            info: what it says of itself.
+            undisturbed: false as soon as something came in between, and no weights may move there.
 
         Returns:
             None when the worker may get traffic in this very step, else why not.
@@ -73,6 +78,8 @@ class Fleet:
         worker.version = info.weight_version
         while True:
             await self._settled.wait()
+            if not undisturbed():
+                return "something came in between"
             try:
                 kept_out = await self._bring_up(worker)
             except WorkerFailure as failure:

@@ -4,7 +4,8 @@ Invariants:
 
 - One task per worker is the only one that brings a worker into traffic; whoever else notices a fault only takes
   it out.
-- No worker gets traffic before `admit` said that it has the current weights.
+- No worker gets traffic before `admit` said that it has the current weights, and none is brought to them while a pause
+  climbs: what was cancelled there may still run.
 - A quarantined worker always has a way back: its own count at 0, or a canary after `quarantine_s`.
 """
 
@@ -24,7 +25,8 @@ from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["Admit", "Supervisor"]
 
-Admit = Callable[[Worker, EngineInfo], Awaitable[str | None]]
+Admit = Callable[[Worker, EngineInfo, Callable[[], bool]], Awaitable[str | None]]
+"""Brings a worker to the current weights, as long as the callable says that nothing came in between."""
 
 _PROBE_S: Final = 2.0  # seconds between pings: shorter than the engines' keep-alive, so the connection stays warm
 _FIRST_REACH_S: Final = 0.25  # seconds between attempts to reach an engine that is still loading, doubling
@@ -56,6 +58,8 @@ class Supervisor:
         self._transport = transport
         self._tasks = tasks
         self._admit = admit
+        self._admitting = asyncio.Event()
+        self._admitting.set()
         self._quarantine_s = quarantine_s
         self._new_id = new_id
         self._steps: dict[WorkerState, Callable[[Worker], Awaitable[None]]] = {
@@ -70,6 +74,14 @@ class Supervisor:
     def look_after(self, worker: Worker) -> None:
         """Start the worker's task; it ends when the worker is removed."""
         self._tasks.spawn(f"watch:{worker.worker_id}", self._run(worker))
+
+    def hold(self) -> None:
+        """Let nobody in until `release`: a pause climbs."""
+        self._admitting.clear()
+
+    def release(self) -> None:
+        """Let in again."""
+        self._admitting.set()
 
     async def count(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> int | None:
         """The engine's own count of running and waiting requests; None when it cannot be had."""
@@ -205,12 +217,19 @@ class Supervisor:
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
         worker.capabilities = info.capabilities
         before, quarantine = worker.state, worker.quarantine
+
+        def undisturbed() -> bool:
+            return self._admitting.is_set() and worker.state is before and worker.quarantine is quarantine
+
+        await self._admitting.wait()
+        if not undisturbed():
+            return
         await self._freezing.thaw_found(worker)
         # One that died frozen may be the same process, still frozen, with nothing of ours in it any more.
         thawed = bool(worker.calls) or await self._freezing.thaw(worker)
-        kept_out = await self._admit(worker, info) if thawed else "it is frozen and does not go on"
-        if worker.state is not before or worker.quarantine is not quarantine:
-            return  # drained, declared dead or put in quarantine meanwhile
+        kept_out = await self._admit(worker, info, undisturbed) if thawed else "it is frozen and does not go on"
+        if not undisturbed():
+            return  # drained, declared dead, put in quarantine, or met by a pause: another look decides
         if kept_out is None:
             worker.probe_failures = worker.refusals = 0
             if worker.breaker.state == "open":
