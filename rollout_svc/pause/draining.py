@@ -89,6 +89,7 @@ class Draining:
             await self._abort(worker, calls, climb)
         if not going_on:
             await self._freezing.thaw(worker, _timeout_s(climb.plan.report))
+        await self._freezing.thaw_late(worker)
         return bool(calls) or not going_on
 
     async def _abort(self, worker: Worker, calls: list[EngineCall], climb: Climb) -> None:
@@ -124,6 +125,7 @@ class Draining:
             tally.residual = worker.residual  # its supervisor asks all the time; a stuck one must not cost every pause
             return
         while True:
+            await self._freezing.thaw_late(worker)
             leaving = {call.request_id for call in climb.calls(worker)}
             staying = [request_id for request_id in worker.calls if request_id not in leaving]
             count = await self._supervisor.count(worker)

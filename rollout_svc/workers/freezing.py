@@ -58,8 +58,10 @@ class Freezing:
                 elif worker.freeze.thawing or worker.freeze.cache != cache:
                     return False
                 if not worker.freeze.confirmed:
-                    worker.freeze_until = loop.time() + _LATE_S
+                    before, worker.freeze_until = worker.freeze_until, loop.time() + _LATE_S
                     worker.freeze.confirmed = await self._sent(worker, worker.dialect.freeze(cache), timeout_s)
+                    if worker.freeze.confirmed:
+                        worker.freeze_until = before
                 return worker.freeze.confirmed
         except TimeoutError:
             return False
@@ -82,10 +84,18 @@ class Freezing:
         return True
 
     async def thaw_found(self, worker: Worker) -> None:
-        """Let an engine go on that nobody here froze: a service that died may have, or a freeze that came late."""
+        """Let an engine go on that nobody here froze: a service that died may have left it so."""
         async with worker.switching:
             if worker.freeze is None and any(can_freeze(worker, cache) for cache in _CAPABILITY):
                 await self._sent(worker, worker.dialect.thaw(), CONTROL_TIMEOUT_S)
+
+    async def thaw_late(self, worker: Worker) -> None:
+        """Undo a freeze that may have arrived after it was given up.
+
+        What waits at a frozen engine's door is in no count of its own, so a count is only asked for after this.
+        """
+        if asyncio.get_running_loop().time() < worker.freeze_until:
+            await self.thaw_found(worker)
 
     def thaw_all(self) -> None:
         """Let every frozen engine go on, beside everything else; each gets requests again once it confirmed."""

@@ -141,8 +141,7 @@ class Supervisor:
                 self._declare_dead(worker, str(failure))
         else:
             worker.probe_failures = 0
-            if asyncio.get_running_loop().time() < worker.freeze_until:
-                await self._freezing.thaw_found(worker)
+            await self._freezing.thaw_late(worker)
 
     def _assure(self, worker: Worker, info: EngineInfo) -> None:
         """Give an engine that still has its weights its traffic back, and take any other out."""
@@ -188,6 +187,7 @@ class Supervisor:
         if not await self._freezing.thaw(worker):
             return
         if quarantine.kind == "residual":
+            await self._freezing.thaw_late(worker)
             count = await self.count(worker)
             # With calls of another lane open it cannot be told: an answer may be on its way, a request not there yet.
             worker.residual = count if not count or not worker.calls else None
