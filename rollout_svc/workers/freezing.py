@@ -5,7 +5,7 @@ Invariants:
 - One attempt at a time per worker, so that a freeze and a thaw never overtake each other on the wire.
 - A worker counts as frozen only when its engine confirmed; from the first attempt on it gets no new request.
 - A freeze whose fate is unknown is thawed like any other, and again for a while, for it may still arrive: a worker that
-  may be frozen is never left so.
+  may be frozen is never left so. While a thaw may still arrive, a worker cannot be frozen.
 - A worker that does not go on loses its requests and is quarantined; its supervisor keeps trying to thaw it.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Freezing", "can_freeze"]
 
 _CAPABILITY: Final[dict[Cache, str]] = {"keep": "freeze_keep_kv", "drop": "freeze_drop_kv"}
 _THAW_S: Final = 10.0  # seconds an engine has to go on before what it holds is given up
-_LATE_S: Final = 30.0  # seconds in which a freeze without an answer may still arrive
+_LATE_S: Final = 30.0  # seconds in which a call without an answer may still arrive
 _FIRST_RETRY_S: Final = 0.05  # seconds between two attempts, doubling
 _RETRY_CAP_S: Final = 1.0
 
@@ -57,6 +57,8 @@ class Freezing:
                     worker.freeze = Freeze(cache, loop.time())
                 elif worker.freeze.thawing or worker.freeze.cache != cache:
                     return False
+                if loop.time() < worker.thaw_until:
+                    return False
                 if not worker.freeze.confirmed:
                     before, worker.freeze_until = worker.freeze_until, loop.time() + _LATE_S
                     worker.freeze.confirmed = await self._sent(worker, worker.dialect.freeze(cache), timeout_s)
@@ -75,7 +77,7 @@ class Freezing:
                 if worker.freeze is None:
                     return True
                 worker.freeze.thawing = True
-                if not await self._sent(worker, worker.dialect.thaw(), timeout_s):
+                if not await self._thaw(worker, timeout_s):
                     return False
                 worker.thawed(asyncio.get_running_loop().time())
         except TimeoutError:
@@ -87,7 +89,7 @@ class Freezing:
         """Let an engine go on that nobody here froze: a service that died may have left it so."""
         async with worker.switching:
             if worker.freeze is None and any(can_freeze(worker, cache) for cache in _CAPABILITY):
-                await self._sent(worker, worker.dialect.thaw(), CONTROL_TIMEOUT_S)
+                await self._thaw(worker, CONTROL_TIMEOUT_S)
 
     async def thaw_late(self, worker: Worker) -> None:
         """Undo a freeze that may have arrived after it was given up.
@@ -120,6 +122,13 @@ class Freezing:
             worker.put_in_quarantine("residual", f"it does not go on after a freeze, {_THAW_S:g} s long")
             for call in list(worker.calls.values()):
                 call.cancel("worker_dead")
+
+    async def _thaw(self, worker: Worker, timeout_s: float) -> bool:
+        before, worker.thaw_until = worker.thaw_until, asyncio.get_running_loop().time() + _LATE_S
+        done = await self._sent(worker, worker.dialect.thaw(), timeout_s)
+        if done:
+            worker.thaw_until = before
+        return done
 
     async def _sent(self, worker: Worker, call: Call, timeout_s: float) -> bool:
         try:

@@ -181,6 +181,7 @@ class Worker:
         "single_aborts",
         "state",
         "switching",
+        "thaw_until",
         "unsure",
         "version",
         "worker_id",
@@ -219,7 +220,8 @@ class Worker:
         self.quarantine: Quarantine | None = None
         self.held = False
         self.freeze: Freeze | None = None
-        self.freeze_until = 0.0
+        self.freeze_until = 0.0  # loop time until which a freeze that was given up may still arrive
+        self.thaw_until = 0.0  # likewise a thaw
         self.switching = asyncio.Lock()
         self.unsure = False
         self.attention = asyncio.Event()
