@@ -157,6 +157,15 @@ class History:
         world.require(len(done) == len(actors), "hang", f"actors still wait: {actors}")
         await self._stop()
 
+    def end(self) -> None:
+        """Close what is left, so that nothing of this history is met in the next one."""
+        asyncio._set_running_loop(self.loop)
+        try:
+            self.loop.bury()
+        finally:
+            asyncio._set_running_loop(None)
+        self.loop.close()
+
     async def _next_life_at_once(self) -> None:
         try:
             await self._begin_life()
@@ -230,10 +239,5 @@ def run_history(seed: int, *, adversarial: bool = False, keep: bool = False, dig
     outcome.digest = world.chronicle.digest() if digest else ""
     if keep:
         outcome.lines = list(world.chronicle.lines())
-    asyncio._set_running_loop(history.loop)
-    try:
-        history.loop.bury()
-    finally:
-        asyncio._set_running_loop(None)
-    history.loop.close()
+    history.end()
     return outcome
