@@ -87,10 +87,10 @@ def test_lanes_that_join_late_are_ended_too() -> None:  # P9 P11
         held = world.spawn(_evaluation(life))
         await asyncio.sleep(0.01)
         assert life.parts.pool.in_flight["eval"] == 1
-        first = world.spawn(pause(life, mode="abort", deadline_s=1.0, lanes=("train",)))
-        await asyncio.sleep(0.6)
+        first = world.spawn(pause(life, mode="abort", deadline_s=2.0, lanes=("train",)))
+        await asyncio.sleep(1.2)
         assert life.parts.pool.in_flight["eval"] == 1
-        second = await pause(life, mode="abort", deadline_s=0.3, lanes=("eval",))
+        second = await pause(life, mode="abort", deadline_s=0.2, lanes=("eval",))
         assert second is not None
         assert await first is second
         with pytest.raises(Interrupted):
@@ -103,12 +103,12 @@ def test_lanes_that_join_late_are_ended_too() -> None:  # P9 P11
 
 
 def test_an_update_reaches_engines_that_restarted_without_a_label() -> None:  # P9 P24
-    """A fleet that is out of traffic with unlabelled weights takes the next update from disk, and is in traffic again."""
+    """A fleet that is out of traffic with unlabelled weights takes the next update from disk, and is back."""
 
     async def story(world: World, life: Life) -> None:
         engines = list(world.engines.values())
         await life.call("pause", lambda: life.service.pause(deadline_s=0.5))
-        life.parts.fleet.version = 3  # as found at the start by a service that is younger than its engines
+        life.parts.fleet.version = 3  # as a service finds it that is younger than its engines
         for engine in engines:
             engine.crash()
             engine.come_back(0)
