@@ -81,7 +81,11 @@ def test_lanes_that_join_late_are_ended_too() -> None:  # P9 P11
     """A join after the rung at which calls are cancelled has its own lane's calls cancelled all the same."""
 
     async def story(world: World, life: Life) -> None:
-        await asyncio.sleep(0.05)
+        world.faults.rates = {"agent_swallowing": 1.0}
+        for _ in range(500):  # a loop that thinks keeps the climb below its last rung
+            if world.faults.live:
+                break
+            await asyncio.sleep(0.01)
         for engine in world.engines.values():
             engine.freeze()
         held = world.spawn(_evaluation(life))
@@ -97,9 +101,10 @@ def test_lanes_that_join_late_are_ended_too() -> None:  # P9 P11
             await held
         for tally in second.workers.values():
             assert tally.in_flight == tally.answered + tally.cancelled
-        assert len(second.abandoned) == sum(tally.in_flight for tally in second.workers.values())
+        assert not life.parts.pool.in_flight["eval"]
+        assert any(tally.abandoned for tally in second.workers.values())
 
-    play(story)
+    play(story, agent="Unruly")
 
 
 def test_an_update_reaches_engines_that_restarted_without_a_label() -> None:  # P9 P24
