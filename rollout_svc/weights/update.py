@@ -55,7 +55,7 @@ class WeightUpdater:
         with self._fleet.updating():
             active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
             in_traffic = [worker for worker in active if source.path is not None or _was_given(worker, source, since)]
-            targets = active + await self._waiting_for_weights()
+            targets = active + await self._waiting_for_weights(source)
             results: dict[str, dict[str, Any]] = {
                 worker.worker_id: {"ok": False, "skipped": f"{worker.state}: {worker.reason}"}
                 for worker in self._pool.workers.values()
@@ -90,15 +90,22 @@ class WeightUpdater:
             raise NotNow("update_failed", message, detail=record)
         return record
 
-    async def _waiting_for_weights(self) -> list[Worker]:
-        """Workers that are out of traffic for their version alone, and answer: they are brought along."""
+    async def _waiting_for_weights(self, source: Source) -> list[Worker]:
+        """Workers that are out of traffic for their version alone, and answer: they are brought along.
+
+        One with unlabelled weights can take new ones from disk as any other; to adopt weights it has to say which.
+        """
         waiting = [
             worker
             for worker in self._pool.workers.values()
             if worker.quarantine is not None and worker.quarantine.kind == "version" and not worker.calls
         ]
-        await asyncio.gather(*(self._ask(worker) for worker in waiting))
-        return [worker for worker in waiting if worker.version is not None]
+        answers = await asyncio.gather(*(self._answers(worker) for worker in waiting))
+        return [
+            worker
+            for worker, answered in zip(waiting, answers, strict=True)
+            if answered and (source.path is not None or worker.version is not None)
+        ]
 
     def _take_out(self, odd: list[Worker], results: dict[str, dict[str, Any]]) -> None:
         """Keep from traffic whoever does not report the fleet's version, or may still hold an older one's cache."""
@@ -171,6 +178,14 @@ class WeightUpdater:
         except WorkerFailure as failure:
             raise WorkerFailure(_UNFLUSHED, str(failure)) from failure
         worker.flushed = version
+
+    async def _answers(self, worker: Worker) -> bool:
+        try:
+            await self._fleet.read_label(worker)
+        except WorkerFailure:
+            worker.version = None
+            return False
+        return True
 
     async def _ask(self, worker: Worker) -> None:
         """After a failure: which version does it say it has? Unknown where it does not answer."""

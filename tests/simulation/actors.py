@@ -51,6 +51,8 @@ async def train(history: History, number: int) -> None:
 async def _round(history: History, rng: Random, *, brings_weights: bool) -> None:
     world, life, shape = history.world, history.world.life, history.shape
     step, size = life.parts.fleet.version, shape.config.trainer.train_batch_size
+    if brings_weights and world.faults.healed and not life.parts.pool.active:
+        await _bring_weights(history, rng, step + 1)  # nobody has the weights: the trainer still does
     groups = size if world.faults.healed is False else max(1, min(size, life.parts.buffer.ready))
     take = life.call("take_batch", lambda: life.service.take_batch(step, groups, rng.uniform(0.5, 3.0)))
     if world.faults.draw(("caller_cancelled",)):

@@ -30,7 +30,7 @@ from tests.simulation.world import Broken, World
 
 __all__ = ["History", "Outcome", "run_history"]
 
-_LIVELY_S: Final = 5.0  # virtual seconds of trouble before everything is healed
+_LIVELY_S: Final = 4.0  # virtual seconds of trouble before everything is healed
 _QUIET_S: Final = 300.0  # virtual seconds in which a healed service has to bring every group to its outcome
 _STOP_S: Final = 12.0  # beyond the pause's deadline: margins of `stop`
 
@@ -53,10 +53,10 @@ class Outcome:
 class History:
     """A running history."""
 
-    def __init__(self, seed: int, *, adversarial: bool = False) -> None:
+    def __init__(self, seed: int, *, adversarial: bool = False, telling: bool = True) -> None:
         shuffle = Random(f"{seed}:shuffle") if adversarial else None
         self.loop = SimLoop(after_turn=self._after_turn, shuffle=shuffle)
-        self.world = World(seed, self.loop)
+        self.world = World(seed, self.loop, telling=telling)
         self.shape: Shape = draw_shape(seed)
         self.over = False
         self.alive = asyncio.Event()
@@ -121,7 +121,8 @@ class History:
         self.alive.set()
 
     def _prompts(self, task: str, life: int) -> list[dict[str, Any]]:
-        count = self.shape.prompts // len(self.shape.tasks) + 1
+        before = sum(checks.admitted for checks in self.invariants)
+        count = max(6, self.shape.prompts - before) // len(self.shape.tasks) + 1
         return [{"id": f"{task}{life}.{n}", "input_ids": [10 + n, 3, life]} for n in range(count)]
 
     def _restart(self) -> None:
@@ -156,6 +157,15 @@ class History:
             actor.result()
         world.require(len(done) == len(actors), "hang", f"actors still wait: {actors}")
         await self._stop()
+
+    def end(self) -> None:
+        """Close what is left, so that nothing of this history is met in the next one."""
+        asyncio._set_running_loop(self.loop)
+        try:
+            self.loop.bury()
+        finally:
+            asyncio._set_running_loop(None)
+        self.loop.close()
 
     async def _next_life_at_once(self) -> None:
         try:
@@ -209,7 +219,7 @@ def run_history(seed: int, *, adversarial: bool = False, keep: bool = False, dig
     """
     collecting = gc.isenabled()
     gc.disable()
-    history = History(seed, adversarial=adversarial)
+    history = History(seed, adversarial=adversarial, telling=keep or digest)
     world, outcome = history.world, Outcome(seed)
     try:
         asyncio._set_running_loop(None)
@@ -230,10 +240,5 @@ def run_history(seed: int, *, adversarial: bool = False, keep: bool = False, dig
     outcome.digest = world.chronicle.digest() if digest else ""
     if keep:
         outcome.lines = list(world.chronicle.lines())
-    asyncio._set_running_loop(history.loop)
-    try:
-        history.loop.bury()
-    finally:
-        asyncio._set_running_loop(None)
-    history.loop.close()
+    history.end()
     return outcome

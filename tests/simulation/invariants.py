@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Invariants"]
 
-_RECOUNT_TURNS: Final = 24
+_RECOUNT_TURNS: Final = 40
 _TOLD: Final = (
     GroupFinished,
     GroupHandedBack,
@@ -91,6 +91,8 @@ class Invariants:
     # -- events ----------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
+        if not self._world.telling:
+            return
         names = [getattr(event, field.name) for field in fields(event) if field.name not in ("metrics", "traceback")]
         self._world.say("service", type(event).__name__, *names)
 

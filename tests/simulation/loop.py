@@ -24,7 +24,7 @@ __all__ = ["LIFE", "Deadlock", "Livelock", "SimLoop"]
 
 LIFE: ContextVar[int] = ContextVar("LIFE", default=0)
 """Which life of the service code belongs to: 0 is the world around it. Tasks inherit it from whoever made them."""
-_TICKS: Final = 1024  # timers a second at most: what is that close together falls together, and races
+_TICKS: Final = 512  # timers a second at most: what is that close together falls together, and races
 _LIVELOCK_TURNS: Final = 20_000  # turns at one moment: no history comes near
 
 
@@ -63,16 +63,6 @@ class SimFuture(asyncio.Future[Any]):
         return self is other
 
 
-class SimTimer(asyncio.TimerHandle):
-    """A timer that comes after those of its time that were set before it."""
-
-    number = 0
-
-    def __lt__(self, other: Any) -> bool:
-        when, others = self._when, other._when  # type: ignore[attr-defined]
-        return bool(when < others or (when == others and self.number < other.number))
-
-
 class SimLoop(asyncio.BaseEventLoop):
     """One history's loop."""
 
@@ -95,7 +85,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks: list[SimTask] = []
         self._prune_at = 256
         self._ready: deque[asyncio.Handle]
-        self._scheduled: list[SimTimer]
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self.set_exception_handler(self._unhandled)
 
@@ -123,13 +113,13 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
         """Run a callback at a time, unless its life is over."""
-        timer = SimTimer(ceil(when * _TICKS) / _TICKS, callback, args, self, context)
+        when = ceil(when * _TICKS) / _TICKS
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._made += 1
-        timer.number = self._made
         if self._dead and timer._context.get(LIFE, 0) in self._dead:  # type: ignore[attr-defined]
             timer.cancel()
             return timer
-        heapq.heappush(self._scheduled, timer)
+        heapq.heappush(self._timers, (when, self._made, timer))
         return timer
 
     def call_later(  # type: ignore[override]
@@ -142,11 +132,11 @@ class SimLoop(asyncio.BaseEventLoop):
         """It is dropped when its time comes."""
 
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
+        ready, timers = self._ready, self._timers
         if not ready:
             self._jump()
-        while scheduled and scheduled[0]._when <= self._now:  # type: ignore[attr-defined]
-            timer = heapq.heappop(scheduled)
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
             if not timer._cancelled:
                 ready.append(timer)
         if self._shuffle is not None and len(ready) > 1:
@@ -167,12 +157,12 @@ class SimLoop(asyncio.BaseEventLoop):
         self._after_turn()
 
     def _jump(self) -> None:
-        scheduled = self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            heapq.heappop(scheduled)
-        if not scheduled:
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
             raise Deadlock(f"nothing is ready and nothing is scheduled at t={self._now:.6f}")
-        when: float = scheduled[0]._when  # type: ignore[attr-defined]
+        when = timers[0][0]
         if when > self._now:
             self._now = when
             self._still = 0
@@ -217,8 +207,12 @@ class SimLoop(asyncio.BaseEventLoop):
         kept = [handle for handle in self._ready if handle._context.get(LIFE, 0) != life]  # type: ignore[attr-defined]
         self._ready.clear()
         self._ready.extend(kept)
-        self._scheduled[:] = [timer for timer in self._scheduled if timer._context.get(LIFE, 0) != life]  # type: ignore[attr-defined]
-        heapq.heapify(self._scheduled)
+        self._timers[:] = [
+            entry
+            for entry in self._timers
+            if entry[2]._context.get(LIFE, 0) != life  # type: ignore[attr-defined]
+        ]
+        heapq.heapify(self._timers)
 
     def bury(self) -> None:
         """Close what is left, once the history is over: nothing it does then counts."""
@@ -230,7 +224,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 _close(task.get_coro())
             self._tasks.clear()
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
 
 
 def _close(coroutine: Any) -> None:

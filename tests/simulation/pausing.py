@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_report", "pause", "resume"]
 
-_EPSILON_S: Final = 3 / 1024  # the loop's own grain
+_EPSILON_S: Final = 3 / 512  # the loop's own grain
 _UNCOUNTED: Final = frozenset({WorkerState.STARTING, WorkerState.DEAD})
 
 

@@ -37,8 +37,9 @@ class World:
 
     _current: World | None = None
 
-    def __init__(self, seed: int, loop: SimLoop) -> None:
+    def __init__(self, seed: int, loop: SimLoop, *, telling: bool = True) -> None:
         self.seed = seed
+        self.telling = telling
         self.loop = loop
         self.rng = Random(f"{seed}:world")
         self.chronicle = Chronicle()
@@ -69,7 +70,9 @@ class World:
         return self.lives[-1]
 
     def say(self, actor: str, what: str, *details: Any) -> None:
-        """Keep something for the history."""
+        """Keep something for the history, where it is to be read: a seed tells the same again whenever it is asked."""
+        if not self.telling:
+            return
         self.chronicle.add(self.loop.time(), actor, what, *map(str, details))
 
     def breaks(self, promise: str, how: str) -> None:
