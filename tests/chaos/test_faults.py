@@ -95,9 +95,8 @@ async def _scenario(fault: Fault, in_flight: int, handler: str, struck: ChaosPro
             assert made.worker(0).state is WorkerState.QUARANTINED
         if fault.hurts:
             await struck.command(fault="none")
-        await _go_on(made, healthy)
-        await _heal(fault, made, struck)
-        assert len((await made.take(groups=BATCH))["groups"]) == BATCH
+        batch_id = await _go_on(made, healthy)
+        await _heal(fault, made, struck, batch_id)
     return Row.of(fault.name, in_flight, handler, elapsed_s, DEADLINE_S, report)
 
 
@@ -127,22 +126,25 @@ def _check(fault: Fault, handler: str, in_flight: int, report: PauseReport) -> N
         assert struck.residual is None
 
 
-async def _go_on(made: Site, healthy: ChaosProcess) -> None:
-    """Resume, with the fault still there where it is the worker's: the healthy engine's answers become batches."""
+async def _go_on(made: Site, healthy: ChaosProcess) -> str:
+    """Resume, with the fault still there where it is the worker's: the healthy engine's answers become a batch."""
     await healthy.command(delay_s=ANSWER_S)
     await made.service.resume()
     batch = await made.take(groups=BATCH)
     assert len(batch["groups"]) == BATCH
     assert {sample["status"] for group in batch["groups"] for sample in group["samples"]} == {"COMPLETED"}
+    return str(batch["batch_id"])
 
 
-async def _heal(fault: Fault, made: Site, engine: ChaosProcess) -> None:
-    """The engine is well again; it gets traffic."""
+async def _heal(fault: Fault, made: Site, engine: ChaosProcess, batch_id: str) -> None:
+    """The engine is well again: it gets traffic, and answers it."""
     if fault.name == "sigkill":
         await asyncio.to_thread(engine.come_back)
     elif fault.name == "sigstop":
         engine.go_on()
     await engine.command(fault="none", delay_s=ANSWER_S)
     worker = made.worker(0)
-    answered = worker.answered
-    await made.until(lambda: worker.state is WorkerState.ACTIVE and worker.answered > answered, "it comes back")
+    await made.until(lambda: worker.state is WorkerState.ACTIVE, "it comes back")
+    answered, ack = worker.answered, [batch_id]
+    while worker.answered == answered:  # the buffer may be full by now: what is consumed makes room for more
+        ack = [(await made.take(groups=BATCH, ack=ack))["batch_id"]]
