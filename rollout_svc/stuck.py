@@ -30,7 +30,7 @@ from rollout_svc.judging import JudgeCall
 from rollout_svc.rollout.member import Member
 from rollout_svc.rollout.run import GroupRun
 from rollout_svc.sample import Sample
-from rollout_svc.workers.pool import Wait
+from rollout_svc.workers.line import Wait
 from rollout_svc.workers.worker import EngineCall
 
 __all__ = ["MOST_CHAINS", "MOST_LISTED", "Place", "describe_stuck", "oldest_samples"]
@@ -92,7 +92,7 @@ class _Scene:
         self.judges: dict[str, JudgeCall] = {
             sample_id: call for call in parts.judging.calls for sample_id in call.sample_ids
         }
-        self.waits: dict[str, Wait] = parts.pool.waits
+        self.waits: dict[str, Wait] = parts.pool.line.waits
         transport = parts.transport
         self.connecting = transport.connecting if isinstance(transport, HttpTransport) else frozenset[Any]()
 

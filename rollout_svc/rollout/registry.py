@@ -91,14 +91,13 @@ class Rollouts:
         return tuple(self._stragglers.items())
 
     def hand_back(self, lanes: Iterable[Lane], limit: int) -> list[asyncio.Task[None]]:
-        """Take back up to `limit` runs that are not merely parked; returns their tasks, cancelled."""
-        chosen = [
-            run
-            for run in self.runs(lanes)
-            if run.putting is not None or not all(member.parked for member in run.members.values())
-        ][:limit]
+        """Take back runs that are not merely parked, until `limit` tasks are; returns those tasks, cancelled."""
         cancelled: list[asyncio.Task[None]] = []
-        for run in chosen:
+        for run in self.runs(lanes):
+            if len(cancelled) >= limit:
+                break
+            if run.putting is None and all(member.parked for member in run.members.values()):
+                continue
             kept = any(member.parked for member in run.members.values())
             started = _started(run)
             tasks = run.hand_back_stuck() if kept else run.hand_back("pause")

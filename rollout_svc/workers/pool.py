@@ -12,10 +12,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 import orjson
 
@@ -28,21 +27,15 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.line import Line, Wait
 from rollout_svc.workers.retry import retry
 from rollout_svc.workers.routing import choose
 from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worker, WorkerState
 
-__all__ = ["CONTROL_TIMEOUT_S", "Wait", "WorkerPool"]
+__all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
 _POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
-
-
-class Wait(NamedTuple):
-    """A sample that wants an engine and has none: in line for a slot, or between two tries; `since` is loop time."""
-
-    where: Literal["queued", "retrying"]
-    since: float
 
 
 class WorkerPool:
@@ -70,8 +63,7 @@ class WorkerPool:
         self._rng = rng
         self._new_id = new_id
         self._request_timeout_s = request_timeout_s
-        self.waits: dict[str, Wait] = {}
-        self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
+        self.line = Line(self._wake_waiting)
         self._listeners: list[Callable[[], None]] = []
         self._deadline_timer: asyncio.TimerHandle | None = None
         self.on_fleet: Callable[[], None] = lambda: None
@@ -161,11 +153,11 @@ class WorkerPool:
         """Try again elsewhere; the happy path never builds any of this."""
 
         async def sleep(seconds: float) -> None:
-            self.waits[sample.sample_id] = Wait("retrying", asyncio.get_running_loop().time())
+            self.line.waits[sample.sample_id] = Wait("retrying", asyncio.get_running_loop().time())
             try:
                 open_still = await self._signals.sleep_while_open(lane, seconds)
             finally:
-                self.waits.pop(sample.sample_id, None)
+                self.line.waits.pop(sample.sample_id, None)
             if not open_still:
                 raise Interrupted("the gate closed during a retry's back-off")
 
@@ -357,48 +349,14 @@ class WorkerPool:
                 raise NoWorker("no worker is in traffic")
             if loop.time() >= deadline:
                 raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
-            self.waits[sample_id] = Wait("queued", deadline - self._request_timeout_s)  # however often it is woken
-            try:
-                await self._slot_wait(lane, deadline)
-            finally:
-                self.waits.pop(sample_id, None)
-
-    async def _slot_wait(self, lane: Lane, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((lane, future))
-        timer = loop.call_at(deadline, _wake, future)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self._wake_waiting()
-            raise
-        finally:
-            timer.cancel()
+            await self.line.wait(sample_id, lane, deadline - self._request_timeout_s, deadline)
 
     def _wake_waiting(self) -> None:
         """Wake as many as there are free slots; all of them when no worker is left, so that they can say so."""
-        if not self._waiting:
-            return
-        free = sum(worker.limit - len(worker.calls) for worker in self.workers.values() if worker.accepts)
-        wake = free if self.active else len(self._waiting)
-        while self._waiting and wake > 0:
-            future = self._waiting.popleft()[1]
-            if not future.done():
-                future.set_result(None)
-                wake -= 1
+        if self.line:
+            free = sum(worker.limit - len(worker.calls) for worker in self.workers.values() if worker.accepts)
+            self.line.wake(free if self.active else len(self.line))
 
     def _gate_changed(self, lane: Lane) -> None:
-        if self._gate.is_open(lane):
-            return
-        kept = deque(entry for entry in self._waiting if entry[0] != lane)
-        for waits_for, future in self._waiting:
-            if waits_for == lane:
-                _wake(future)
-        self._waiting = kept
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+        if not self._gate.is_open(lane):
+            self.line.turn_away(lane)

@@ -71,11 +71,11 @@ async def test_queued_for_a_slot() -> None:
         await made.until(lambda: made.groups("ready") == 1)
         queued = await the_one(made, "queued")
         assert (queued["worker"], len(stuck(made, "generating"))) == (None, 1)
-        assert waits_in(queued, "WorkerPool._slot_wait")
+        assert waits_in(queued, "Line.wait")
         engine.answer = lambda _: Reply(tokens=1)
         engine.release(tokens=1)
         await made.take(groups=2)
-        assert not made.parts.pool.waits
+        assert not made.parts.pool.line.waits
 
 
 async def test_retrying_after_a_failure() -> None:
@@ -87,7 +87,7 @@ async def test_retrying_after_a_failure() -> None:
             assert retrying["worker"] is None
             assert waits_in(retrying, "GateSignals.sleep_while_open")
             await made.pause()
-            assert not made.parts.pool.waits
+            assert not made.parts.pool.line.waits
 
 
 @contextmanager
