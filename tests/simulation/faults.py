@@ -46,8 +46,8 @@ _RATES: Final = {
     **dict.fromkeys(PUT, (0.1, 0.4)),
     **dict.fromkeys(CALLER, (0.1, 0.4)),
     "service_crash": (1.0, 1.0),
-    "put_crash_before": (0.1, 0.1),
-    "put_crash_after": (0.1, 0.1),
+    "put_crash_before": (0.2, 0.2),
+    "put_crash_after": (0.2, 0.2),
 }
 _RARE: Final = frozenset(CRASH)
 _TAKEN_BACK: Final = "the climb takes every put back in the step it reaches this rung, and only lane train has puts"
@@ -90,7 +90,7 @@ class Faults:
         share = self._rng.choice((0.0, 0.1, 0.2, 0.2, 0.35, 0.6))
         rates: dict[str, float] = {}
         for name in FAULTS:
-            chance = share / 2 if name in _RARE else share
+            chance = share * 0.7 if name in _RARE else share
             if self._rng.random() < chance:
                 rates[name] = self._rng.uniform(*_RATES[name])
         return rates

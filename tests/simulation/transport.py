@@ -73,6 +73,7 @@ class SimTransport:
         try:
             if fault == "reset_after":
                 await asyncio.sleep(rng.uniform(0.0, 0.1))
+                await world.ambush()
                 if not request.done:
                     _break_off(engine, "reset")
             if not await accepted:
