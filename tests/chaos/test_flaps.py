@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from dataclasses import dataclass
 from statistics import linear_regression, mean
@@ -24,8 +25,13 @@ BATCH: Final = 8
 CONTROL: Final = 8
 """Control connections that a worker has at most."""
 BOUND_BYTES: Final = 4096
-"""Growth of resident memory a flap: one page. The smallest thing a flap could leave behind, one call with its answer
-and its sample, is several; the allocator's own movement, hundreds of pages up and down, averages out below it."""
+"""Growth of resident memory a flap: one page. Live objects do not grow, and are counted; the allocator still spreads
+out, by less than a page a flap, and less with every hundred. A call left behind, with its answer and its sample, is
+several pages."""
+OBJECTS: Final = 2
+"""Growth of live objects a flap: a single call that is left behind is dozens."""
+NOISE: Final = 3000
+"""Objects by which two pauses differ: what was ready, and how far answers had come."""
 SIGMAS: Final = 3.0
 """How many standard errors a slope may lie above the bound before it is more than noise."""
 
@@ -68,6 +74,7 @@ async def _flap(url: str, flaps: int) -> list[int]:
     async with site([url], IN_FLIGHT) as made:
         taking = made.start(_take_on(made))
         memory: list[int] = []
+        objects: list[int] = []
         tasks = 0
         for number in range(flaps):
             await _until_under_way(made)
@@ -75,10 +82,14 @@ async def _flap(url: str, flaps: int) -> list[int]:
             assert report.clean
             if number == flaps // 10:
                 tasks = len(asyncio.all_tasks())
+            if number in (flaps // 2, flaps - 1):
+                gc.collect()
+                objects.append(len(gc.get_objects()))
             memory.append(resident_bytes())
             await made.service.resume()
         await made.service.pause(deadline_s=DEADLINE_S)
         assert len(asyncio.all_tasks()) <= tasks
+        assert objects[1] - objects[0] <= OBJECTS * (flaps - flaps // 2) + NOISE, objects
         opened = (held() - before)["files"]
         assert isinstance(opened, Counter)
         assert set(opened) == {"socket"}
