@@ -15,6 +15,7 @@ from tests.simulation.history import run_history
 from tests.simulation.table import holes, render
 
 _LINES = 400  # of a broken history, before its end
+_LOG_COLUMNS = 120  # of a log, which has no width of its own
 _OTHER_HASH_SEED = 4  # of the process that tells the same histories again
 _FULL_TABLE = 3000  # histories after which every cell has to have been met
 
@@ -54,7 +55,9 @@ def _compare(here: list[str], there: list[str]) -> None:
 
 def _campaign(seeds: str, *, adversarial: bool, jobs: int, tell: bool, compare: bool) -> list[str]:
     wanted = seeds_of(seeds)
-    summary, console, digests = Summary(), Console(), []
+    # A log is as wide as the table; a terminal is as wide as it is.
+    console = Console() if sys.stdout.isatty() else Console(width=_LOG_COLUMNS)
+    summary, digests = Summary(), []
     began = time.perf_counter()
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
         task = progress.add_task("histories", total=len(wanted))

@@ -24,9 +24,9 @@ def holes(met: Met) -> list[tuple[str, str]]:
 def render(met: Met) -> Table:
     """The table, to be printed."""
     table = Table(title="fault x where the climb stood", box=None, header_style="bold")
-    table.add_column("fault")
+    table.add_column("fault", no_wrap=True, min_width=max(map(len, FAULTS)))
     for stand in STANDS:
-        table.add_column(stand, justify="right")
+        table.add_column(stand, justify="right", no_wrap=True)
     for fault in FAULTS:
         cells = [str(met[fault, s]) if (fault, s) not in IMPOSSIBLE else "-" for s in STANDS]
         table.add_row(fault, *cells)
