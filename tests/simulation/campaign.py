@@ -9,6 +9,7 @@ import gc
 import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -70,6 +71,7 @@ def _listed(seeds: list[int], adversarial: bool, digest: bool) -> list[Outcome]:
 
 
 def _run(seeds: list[int], adversarial: bool, digest: bool) -> Iterator[Outcome]:
+    warnings.filterwarnings("ignore", message=r"coroutine .* was never awaited")  # killed before their first step
     gc.collect()
     gc.freeze()
     for number, seed in enumerate(seeds):
