@@ -15,7 +15,7 @@ import asyncio
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -31,7 +31,7 @@ from rollout_svc.rollout.member import Member
 from rollout_svc.rollout.run import GroupRun
 from rollout_svc.sample import Sample
 from rollout_svc.workers.line import Wait
-from rollout_svc.workers.worker import EngineCall
+from rollout_svc.workers.worker import EngineCall, Worker
 
 __all__ = ["MOST_CHAINS", "MOST_LISTED", "Place", "describe_stuck", "oldest_samples"]
 
@@ -46,6 +46,7 @@ Place = Literal[
     "retrying",  # between two tries
     "connecting",  # dispatched, and no connection yet; an engine that connects and reads nothing looks like generating
     "generating",
+    "frozen",  # likewise, at an engine that a pause holds still
     "in_agent",  # in its loop's own code, of a loop that does not park
     "parked",  # the same of one that does, or at the gate
     "waiting_for_judge",  # generated; in line for its judger
@@ -76,6 +77,7 @@ class _Standing(NamedTuple):
     worker: str | None = None
     judger: str | None = None
     tasks: tuple[asyncio.Future[Any] | None, ...] = ()
+    lane: Lane | None = None
 
 
 class _Scene:
@@ -84,10 +86,8 @@ class _Scene:
     __slots__ = ("calls", "connecting", "judges", "waits")
 
     def __init__(self, parts: Parts) -> None:
-        self.calls: dict[str, tuple[str, EngineCall]] = {
-            call.sample_id: (worker.worker_id, call)
-            for worker in parts.pool.workers.values()
-            for call in worker.calls.values()
+        self.calls: dict[str, tuple[Worker, EngineCall]] = {
+            call.sample_id: (worker, call) for worker in parts.pool.workers.values() for call in worker.calls.values()
         }
         self.judges: dict[str, JudgeCall] = {
             sample_id: call for call in parts.judging.calls for sample_id in call.sample_ids
@@ -139,7 +139,7 @@ class _Scene:
         """Say where a sample is whose agent loop runs, and at which worker."""
         if sample.sample_id in self.calls:
             worker, call = self.calls[sample.sample_id]
-            return "connecting" if call.task in self.connecting else "generating", call.since, worker
+            return self._at_engine(worker, call), call.since, worker.worker_id
         if sample.sample_id in self.waits:
             wait = self.waits[sample.sample_id]
             return wait.where, wait.since, None
@@ -148,12 +148,34 @@ class _Scene:
             return "generating", since, None
         return "parked" if member.parked else "in_agent", since, None
 
+    def _at_engine(self, worker: Worker, call: EngineCall) -> Place:
+        if worker.frozen:
+            return "frozen"
+        return "connecting" if call.task in self.connecting else "generating"
+
+    def elsewhere(self, runs: Iterable[GroupRun]) -> Iterator[_Standing]:
+        """Say where the samples are that no run has: requests of whoever uses the engines without a buffer."""
+        known = {run.group.group_id for run in runs}
+        for sample_id, (worker, call) in self.calls.items():
+            if _group_of(sample_id) not in known:
+                where = self._at_engine(worker, call)
+                yield _Standing(
+                    sample_id,
+                    where,
+                    call.since,
+                    call.since,
+                    worker=worker.worker_id,
+                    lane=call.lane,
+                    tasks=(call.task,),
+                )
+
 
 def _standings(parts: Parts) -> Iterator[_Standing]:
     """Say where everything is that is under way, in every lane."""
     scene, runs = _Scene(parts), parts.rollouts.runs(LANES)
     for run in runs:
         yield from scene.of_run(run)
+    yield from scene.elsewhere(runs)
     known = {run.group.group_id: run.group for run in runs}
     known |= {group.group_id: group for group in parts.buffer.unfinished_groups()}
     for task, straggler in parts.rollouts.straggling:
@@ -182,7 +204,7 @@ def _record(standing: _Standing, now: float, *, chain: bool) -> dict[str, Any]:
         "sample_id": standing.sample_id,
         "group_id": _group_of(standing.sample_id),
         "task": None if group is None else group.prompt.task,
-        "lane": None if group is None else group.lane,
+        "lane": standing.lane if group is None else group.lane,
         "status": None if sample is None else str(sample.status),
         "where": standing.where,
         "at": _parked_at(standing) if chain else None,

@@ -16,6 +16,7 @@ from rollout_svc.errors import BadRequest, NotNow
 from rollout_svc.stuck import MOST_CHAINS, MOST_LISTED
 from tests.support.bell import WAIT_S
 from tests.support.fake_sglang import FakeSGLang, Reply, Status
+from tests.support.lane import Evaluation
 from tests.support.stage import Stage, stage
 from tests.support.stores import Store
 
@@ -56,6 +57,28 @@ async def test_generating_says_where() -> None:
         assert sample["awaits"][0].startswith("rollout_svc.rollout.run.GroupRun._run:")
         assert waits_in(sample, "rollout_agents.single_turn.SingleTurn.run")
         assert sample["awaits"][-1].startswith("aiohttp.")
+
+
+async def test_frozen_by_a_pause() -> None:
+    """A request that a pause holds still is told as such, and as generating again when it goes on."""  # P22
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        await made.pause(2.0, mode="keep")
+        assert (await the_one(made, "frozen"))["worker"] == "w0"
+        await made.resume()
+        await the_one(made, "generating")
+
+
+async def test_the_other_lane_is_listed_too() -> None:
+    """Requests that belong to no group of the buffer are found where they are, with their lane."""  # P22
+    async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
+        evaluation = Evaluation(made.parts)
+        evaluation.ask(1)
+        await engine.wait_running(1)
+        sample = await the_one(made, "generating")
+        assert (sample["lane"], sample["worker"]) == ("eval", "w0")
+        engine.release(tokens=1)
+        await evaluation.done()
 
 
 async def test_queued_for_a_slot() -> None:
