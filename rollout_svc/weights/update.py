@@ -118,6 +118,13 @@ class WeightUpdater:
                 )
 
     async def _update_one(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
+        worker.loading = True
+        try:
+            return await self._bring(worker, version, source, previous)
+        finally:
+            worker.loading = False
+
+    async def _bring(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
         try:
             if source.path is not None:
                 await self._while_there(worker, self._fleet.load(worker, source.path, version))

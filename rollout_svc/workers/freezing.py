@@ -6,6 +6,7 @@ Invariants:
 - A worker counts as frozen only when its engine confirmed; from the first attempt on it gets no new request.
 - A freeze whose fate is unknown is thawed like any other, and again for a while, for it may still arrive: a worker that
   may be frozen is never left so. While a thaw may still arrive, a worker cannot be frozen.
+- No worker goes on while weights are on their way to it.
 - A worker that does not go on loses its requests and is quarantined; its supervisor keeps trying to thaw it.
 """
 
@@ -77,7 +78,7 @@ class Freezing:
                 if worker.freeze is None:
                     return True
                 worker.freeze.thawing = True
-                if not await self._thaw(worker, timeout_s):
+                if worker.loading or not await self._thaw(worker, timeout_s):
                     return False
                 worker.thawed(asyncio.get_running_loop().time())
         except TimeoutError:

@@ -172,6 +172,7 @@ class Worker:
         "freeze_until",
         "held",
         "limit",
+        "loading",
         "max_batch",
         "probe_failures",
         "quarantine",
@@ -223,6 +224,7 @@ class Worker:
         self.freeze_until = 0.0  # loop time until which a freeze that was given up may still arrive
         self.thaw_until = 0.0  # likewise a thaw
         self.switching = asyncio.Lock()
+        self.loading = False  # weights are on their way: what is frozen there must not go on
         self.unsure = False
         self.attention = asyncio.Event()
         self._on_change = on_change

@@ -173,6 +173,24 @@ async def test_weights_change_under_frozen_requests() -> None:
         assert spans == [(0, 0, 2), (1, 2, 4)]
 
 
+async def test_a_stronger_pause_leaves_weights_on_their_way_alone() -> None:
+    """What is frozen does not go on while its engine loads: the abort over it takes effect after the update."""  # P24
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        await made.pause(5.0, mode="keep")
+        engine.script("/update_weights_from_disk", Hang())
+        updating = made.start(made.service.update_weights(1, {"kind": "disk", "path": "v1"}))
+        await engine.wait_hits("/update_weights_from_disk", 1)
+        before = engine.count(THAW)
+        pausing = made.start(made.pause(10.0, mode="abort"))
+        await engine.wait_aborts(2)
+        assert (engine.count(THAW), engine.paused) == (before, "in_place")
+        engine.heal("/update_weights_from_disk")
+        assert (await updating)["workers"]["w0"]["ok"]
+        report = await pausing
+        assert (report.clean, engine.running, engine.paused) == (True, 0, None)
+
+
 async def test_an_answer_under_way_at_the_update_is_no_odd_one() -> None:
     """What an engine had made before its freeze may land after the update, under the version of its dispatch."""  # P7
     async with FakeSGLang(weight_version="0", report_spans=True) as engine, stage(engine, pushed=1) as made:

@@ -138,6 +138,7 @@ class SimTransport:
             else:
                 if aborting:
                     witness.abort_arrives(endpoint, engine, call)
+                witness.control_arrives(endpoint, engine, call)
                 world.say(engine.name, call.path, (call.body or b"").decode()[:60])
                 reply = await doors.control(engine, call)
             await asyncio.sleep(rng.uniform(0.0005, 0.005))

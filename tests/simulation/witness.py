@@ -194,6 +194,12 @@ class Witness:
             waited = self._world.now - quarantine.since >= self._life.config.pause.quarantine_s
             require(waited or engine.count() == 0, "P9", f"weights move to {worker}, which still runs {engine}")
 
+    def control_arrives(self, endpoint: Endpoint, engine: SimEngine, call: Call) -> None:
+        """A control call is at the engine."""
+        if call.path == "/continue_generation" and engine.paused is not None and engine.loading and engine.running:
+            worker = self._life.worker(endpoint)
+            self._world.require(not worker.loading, "P24", f"{worker} goes on while weights are on their way to it")
+
     def abort_arrives(self, endpoint: Endpoint, engine: SimEngine, call: Call) -> None:
         """An abort is at the engine: of everything only while a pause holds, by id only what nobody waits for."""
         body: dict[str, Any] = orjson.loads(call.body or b"{}")
