@@ -39,12 +39,15 @@ bench: $(VENV)/.installed ## Run every bench (about 12 minutes on 2 cores).
 	$(BIN)/python -m bench.dispatch
 	$(BIN)/python -m bench.pause
 
-# Real sockets, real processes, real time: what no test of the default suite may need.
+# Real sockets, real processes, real time: what no test of the default suite may need. The flaps have a process of their
+# own: in one that held 4,096 calls before, memory that grows would not show.
 chaos: $(VENV)/.installed ## Pause under every fault over real sockets; rewrites the table in docs/stopping.md (about 10 minutes).
-	CHAOS_TABLE=docs/stopping.md $(BIN)/python -m pytest -s tests/chaos $(ARGS)
+	$(BIN)/python -m pytest -s tests/chaos/test_flaps.py
+	CHAOS_TABLE=docs/stopping.md $(BIN)/python -m pytest -s tests/chaos --ignore=tests/chaos/test_flaps.py $(ARGS)
 
 chaos-smoke: $(VENV)/.installed ## The same, small: 256 in flight, 100 flaps (under 2 minutes).
-	CHAOS_SMOKE=1 $(BIN)/python -m pytest -s tests/chaos $(ARGS)
+	CHAOS_SMOKE=1 $(BIN)/python -m pytest -s tests/chaos/test_flaps.py
+	CHAOS_SMOKE=1 $(BIN)/python -m pytest -s tests/chaos --ignore=tests/chaos/test_flaps.py $(ARGS)
 
 # The tests once more, against what users install: in a folder without the sources, in an environment of its own.
 test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.
