@@ -38,8 +38,8 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_BAD_CONFIG: Final = 2
 _SECOND_SIGNAL: Final = 130  # what a shell shows for a process that SIGINT ended
-_GC_OBJECTS: Final = 200_000  # container objects allocated between two collections: some tens of MB at most
-_GC_GENERATION: Final = 10
+_GC_OBJECTS: Final = 20_000  # young objects before they are collected: some milliseconds of one turn
+_GC_GENERATION: Final = 100  # collections before the survivors are looked at again
 _LINES_AT_ONCE: Final = 64  # log lines in one turn of the loop
 _log = structlog.get_logger("serve")
 
