@@ -31,6 +31,7 @@ class Climb:
         anchor: loop time from which the rungs are counted.
         aborting: the ladder has started: in mode `keep` only for workers that did not freeze.
         grown: how often a join asked for more.
+        asked: how often something else was asked for, by a join or by the ladder.
     """
 
     ticket: int
@@ -43,6 +44,7 @@ class Climb:
     anchor: float
     aborting: bool = False
     grown: int = 0
+    asked: int = 0
     rungs: list[RungRecord] = field(default_factory=list)
     tallies: dict[str, WorkerTally] = field(default_factory=dict)
     unconfirmed: dict[str, list[EngineCall]] = field(default_factory=dict)
@@ -109,5 +111,6 @@ class Climb:
         self.wake.set()
 
     def _stir(self) -> None:
+        self.asked += 1
         stirred, self._stirred = self._stirred, asyncio.Event()
         stirred.set()

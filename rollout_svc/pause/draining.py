@@ -68,9 +68,13 @@ class Draining:
         while anew:
             anew = False
             for delay in reabort_delays(self._abort_interval_s):
-                if climb.over or not await self._round(worker, climb):
+                if climb.over:
                     return
-                if await climb.rest(delay):
+                asked = climb.asked
+                again = await self._round(worker, climb)
+                if climb.asked == asked and not again:
+                    return
+                if climb.asked != asked or await climb.rest(delay):  # also where it was asked for during the round
                     anew = True
                     break
 

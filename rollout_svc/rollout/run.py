@@ -111,7 +111,9 @@ class GroupRun:
     def rest(self) -> None:
         """Abort the members that wait for a parked sibling: after a pause what is in flight is parked."""
         for sample in self.group.samples:
-            if sample.sample_id not in self.members and sample.account == "in_flight":
+            member = self.members.get(sample.sample_id)
+            ended = member is not None and member.task is not None and member.task.done()  # in this very step
+            if (member is None and sample.account == "in_flight") or (ended and sample.status is _S.GENERATED):
                 sample.transition(sample.attempt, _S.ABORTED, reason="hand_back", resume_at="judge")
                 self._tools.tally.aborted += 1
 

@@ -223,7 +223,7 @@ class WorkerPool:
         """Keep one timer for the call whose time is up first: all have the same limit, so that is the oldest."""
         if self._deadline_timer is None:
             # A frozen worker's calls have all the time there is; when it goes on, they are as far apart as before.
-            running = (worker for worker in self.workers.values() if worker.calls and not worker.frozen)
+            running = (worker for worker in self.workers.values() if worker.calls and not worker.standing)
             firsts = (next(iter(worker.calls.values())) for worker in running)
             oldest = min((call.since + call.held_s for call in firsts), default=None)
             if oldest is not None:
@@ -234,7 +234,7 @@ class WorkerPool:
         self._deadline_timer = None
         limit = asyncio.get_running_loop().time() - self._request_timeout_s
         for worker in self.workers.values():
-            for call in () if worker.frozen else list(worker.calls.values()):
+            for call in () if worker.standing else list(worker.calls.values()):
                 if call.since + call.held_s > limit:
                     break
                 call.cancel("timeout")

@@ -250,6 +250,11 @@ class Worker:
         """Whether its engine confirmed that nothing runs there for now, and was not told to go on."""
         return self.freeze is not None and self.freeze.confirmed and not self.freeze.thawing
 
+    @property
+    def standing(self) -> bool:
+        """Whether the time limits of its calls stand still: frozen, and not known to go on yet."""
+        return self.freeze is not None and self.freeze.confirmed
+
     def thawed(self, now: float) -> None:
         """It goes on: the time limits of what it held start counting again."""
         if self.freeze is not None:

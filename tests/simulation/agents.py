@@ -18,6 +18,7 @@ from tests.simulation.world import current
 __all__ = ["Plain", "ToolUser", "Unruly"]
 
 _TOOL_IDS: Final = (901, 902)
+_THINKS: Final = 0.3  # share of loops that come back from a pause with nothing left to generate
 
 
 class Plain:
@@ -33,7 +34,7 @@ class Plain:
 
 
 class ToolUser:
-    """Two turns with a tool between them; parks at a pause."""
+    """Two turns with a tool between them, and sometimes some thinking at the end; parks at a pause."""
 
     on_pause: OnPause = "park"
 
@@ -49,6 +50,8 @@ class ToolUser:
                 strike.end()
         sample.extend(attempt, Segment(list(_TOOL_IDS), [0.0, 0.0], (), by_model=False, turn=sample.turn))
         await ctx.generate([*sample.prompt_ids, *first.ids, *_TOOL_IDS])
+        if world.rng.random() < _THINKS:
+            await world.at_most(world.rng.uniform(0.01, 1.0))
         return sample
 
 

@@ -28,7 +28,7 @@ from rollout_svc.events import (
     WeightsUpdated,
     WorkerChanged,
 )
-from rollout_svc.gate import Lane
+from rollout_svc.gate import Lane, Mode
 from rollout_svc.judging import JudgeCall
 from rollout_svc.ledger import SETTLED, Account
 
@@ -36,12 +36,15 @@ if TYPE_CHECKING:
     from rollout_svc.assembly import Parts
     from rollout_svc.group import Group
     from rollout_svc.ledger import _Book
+    from rollout_svc.pause.climb import Climb
     from rollout_svc.sample import Sample
     from tests.simulation.life import Life
 
 __all__ = ["Invariants"]
 
 _RECOUNT_TURNS: Final = 40
+_WOKEN_S: Final = 8 / 1024  # a few ticks of the loop
+_DRAINS: Final = ("pause:", "drain:", "count:")  # tasks that stop what runs: the failure of one thing ends none
 _TOLD: Final = (
     GroupFinished,
     GroupHandedBack,
@@ -65,11 +68,14 @@ class Invariants:
         self.lanes: frozenset[Lane] = frozenset()  # of the climb under way, or the last one
         self._life = life
         self._world = life.world
+        self._climb: Climb | None = None  # the one under way, or the last
+        self._grown, self._grown_at = 0, 0.0
         self._turns = 0
         self._parts: Parts | None = None
         self._groups: _Book
         self._samples: _Book
         self._kept: dict[str, bytes | None] = {}
+        self._modes: dict[Lane, Mode | None] = {}
         self._judging: dict[Lane, frozenset[JudgeCall]] = {}
         for kind in _TOLD:
             life.bus.subscribe(kind, self._tell)
@@ -116,6 +122,10 @@ class Invariants:
     def _pause_started(self, event: PauseStarted) -> None:
         self._world.say("service", "pauses", event.ticket, event.mode, event.lanes, round(event.deadline_s, 4))
         self.lanes = self.lanes | set(event.lanes) if event.joined else frozenset(event.lanes)
+        climb = self._life.parts.pauses._climb
+        grown = climb.grown if event.joined and climb is not None else 0
+        if grown != self._grown or not event.joined:
+            self._grown, self._grown_at = grown, self._world.now
         if not event.joined:
             self.pauses += 1
             self._world.faults.stands("gate")
@@ -123,7 +133,11 @@ class Invariants:
     def _rung(self, event: RungReached) -> None:
         self._world.say("service", "reaches", event.name, event.pending)
         self._world.faults.stands(event.name)
-        climb = self._life.parts.pauses._climb
+        climb = self._climb = self._life.parts.pauses._climb
+        if event.name != "gate":
+            self._check_retries()
+        if event.name == "http" and climb is not None:
+            self._life.wire_log.check_survivors(climb)
         if event.name == "judges" and climb is not None and "train" in climb.lanes:
             for call in self._life.parts.judging.calls:
                 for verdict in reversed(self._world.verdicts):
@@ -131,9 +145,23 @@ class Invariants:
                         verdict.void = True
                         break
 
+    def _check_retries(self) -> None:
+        """A back-off sleep ends when the gate closes."""
+        parts = self._life.parts
+        for sample_id, wait in parts.pool.line.waits.items():
+            sample = self._life.sample(sample_id)
+            if wait.where == "retrying" and sample is not None and not parts.gate.is_open("train"):
+                asleep_s = self._world.now - max(wait.since, parts.pauses.closed_at)
+                self._world.require(asleep_s < _WOKEN_S, "P20", f"{sample} sleeps before its next try, while closed")
+
     def _pause_finished(self, event: PauseFinished) -> None:
         self._world.say("service", "paused", event.ticket, event.clean, round(event.elapsed_s, 4), event.abandoned)
         self._world.faults.stands("paused")
+        for lane in self.lanes:
+            self._no_judge_starts(lane)
+        self._check_retries()
+        if self._climb is not None:
+            self._life.wire_log.check_counts(self._climb, self._grown_at)
 
     def _resumed(self, event: Resumed) -> None:
         self._world.say("service", "resumes", event.ticket, event.lanes)
@@ -141,13 +169,19 @@ class Invariants:
         self._world.resumed()
 
     def _died(self, event: ComponentDied) -> None:
-        self._world.breaks("bug", f"{event.component} died: {event.error}\n{event.traceback}")
+        promise = "P12" if event.component.startswith(_DRAINS) else "bug"
+        self._world.breaks(promise, f"{event.component} died: {event.error}\n{event.traceback}")
 
     def _gate_changed(self, lane: Lane) -> None:
-        gate = self._life.parts.gate
-        if gate.may_finish(lane):  # open, or closed to wait for what runs, judges included
+        mode = self._life.parts.gate.mode(lane)
+        before, self._modes[lane] = self._modes.get(lane), mode
+        if mode is None or (mode == "wait" and before != mode):  # a wait is for what runs, judges included
             self._judging.pop(lane, None)
-        elif lane not in self._judging:
+        else:
+            self._no_judge_starts(lane)
+
+    def _no_judge_starts(self, lane: Lane) -> None:
+        if lane not in self._judging:
             self._judging[lane] = frozenset(call for call in self._life.parts.judging.calls if call.lane == lane)
 
     # -- turns -----------------------------------------------------------------------------------------------
@@ -156,7 +190,7 @@ class Invariants:
         """Look at everything cheap, and at the rest now and then."""
         parts, witness = self._parts, self._life.witness
         assert parts is not None
-        if witness.touched:
+        if witness.touched or witness.touched_invalid:
             witness.after_turn()
         groups, buffer = self._groups.counts, parts.buffer
         if (
@@ -223,6 +257,8 @@ class Invariants:
         if sample.packed is not None:
             if known is not None and known is not sample.packed:
                 self._world.breaks("P5", f"{sample} was completed twice")
+            if known is None:
+                self._life.witness.completed(sample)
             self._kept[sample.sample_id] = sample.packed
         elif known is not None and not sample.settled:
             self._world.breaks("P5", f"{sample} had been completed")

@@ -32,6 +32,13 @@ class SimStorage:
 
     async def save(self, group: Group) -> None:
         """Make a group durable."""
+        self._life.saving[group.group_id] = group
+        try:
+            await self._save(group)
+        finally:
+            del self._life.saving[group.group_id]
+
+    async def _save(self, group: Group) -> None:
         world = self._world
         strike = None
         if world.faults.draw(("put_blocked",)):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollout_svc.engines import Endpoint
 from rollout_svc.events import Event, EventBus
+from rollout_svc.group import Group
 from rollout_svc.outside import Outside
 from rollout_svc.sample import Sample
 from rollout_svc.service import RolloutService
@@ -25,6 +26,7 @@ from tests.simulation.journal import SimStorage
 from tests.simulation.loop import LIFE
 from tests.simulation.shape import MAX_TOKENS, Shape
 from tests.simulation.transport import SimTransport
+from tests.simulation.wire_log import WireLog
 from tests.simulation.witness import Witness
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class Life:
         self.dropped: list[tuple[str, float, asyncio.Task[Any]]] = []
         self.bus = EventBus(on_error=self._bus_error)
         self.witness = Witness(self)
+        self.wire_log = WireLog(self)
+        self.saving: dict[str, Group] = {}  # being written to the journal
         self._context = contextvars.Context()
         self._context.run(LIFE.set, number)
         self._callers: dict[asyncio.Future[Any], None] = {}

@@ -95,7 +95,8 @@ def check_report(life: Life, report: PauseReport, closed: frozenset[Lane]) -> No
     judges = [c.sample_ids for c in life.parts.judging.calls if c.lane in closed]
     require(not judges, "P9", f"judges are under way after the report: {judges}")
     puts = [r for r in life.parts.rollouts._runs.values() if r.putting is not None and r.group.lane in closed]
-    require(not puts, "P9", f"puts are under way after the report: {puts}")
+    saving = [group for group in life.saving.values() if group.account == "in_flight" and group.lane in closed]
+    require(not puts and not saving, "P9", f"puts are under way after the report: {puts or saving}")
     parked = sorted(m.sample.sample_id for m in life.parts.rollouts.members(closed) if m.parked)
     require(sorted(report.parked) == parked, "P9", f"parked are {parked}, reported {report.parked}")
     in_flight = life.parts.ledger.samples("in_flight") if "train" in closed else len(parked)

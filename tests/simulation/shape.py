@@ -57,7 +57,7 @@ def draw_shape(seed: int) -> Shape:
     config = Config(
         workers=tuple(WorkerConfig(url=url, dialect="sglang") for url in urls),
         start_timeout_s=600.0,
-        request_timeout_s=rng.choice((6.0, 12.0)),
+        request_timeout_s=rng.choice((1.5, 6.0, 12.0)),
         tasks=tuple(_task(name, rng) for name in names),
         trainer=TrainerConfig(
             train_batch_size=batch,

@@ -129,3 +129,45 @@ def test_an_update_reaches_engines_that_restarted_without_a_label() -> None:  # 
         assert len(life.parts.pool.active) == len(engines)
 
     play(story)
+
+
+def test_a_worker_that_goes_on_after_the_ladder_began_is_aborted_all_the_same() -> None:  # P9
+    """A thaw that comes through late, in the round of a wait, is not the end of its worker's drain."""
+
+    async def story(world: World, life: Life) -> None:
+        for engine in world.engines.values():
+            engine.set_slowness(5.0)
+        await asyncio.sleep(0.2)
+        await pause(life, mode="keep", deadline_s=2.0)
+        assert any(engine.count() for engine in world.engines.values())
+        for engine in world.engines.values():
+            engine.freeze()
+            world.later(1.2, engine.thaw)  # the ladder starts after 1.0 s, and cancels calls after 1.5 s
+        report = await pause(life, mode="wait", deadline_s=2.0)
+        assert report is not None
+        assert report.clean
+        assert "abort" in [rung.name for rung in report.rungs]
+        assert "http" not in [rung.name for rung in report.rungs]
+
+    play(story)
+
+
+def test_a_time_limit_stands_still_until_the_engine_is_known_to_go_on() -> None:  # P10
+    """What was frozen nearly as long as its time limit has time left when its thaw takes a while."""
+
+    async def story(world: World, life: Life) -> None:
+        for engine in world.engines.values():
+            engine.set_slowness(5.0)
+        await asyncio.sleep(0.2)
+        await pause(life, mode="keep", deadline_s=2.0)
+        frozen = [worker for worker in life.parts.pool.workers.values() if worker.frozen and worker.calls]
+        assert frozen
+        await asyncio.sleep(life.config.request_timeout_s - 1.0)
+        for engine in world.engines.values():
+            engine.freeze()
+            world.later(2.0, engine.thaw)
+        await resume(life)
+        await asyncio.sleep(10.0)
+        assert not life.parts.rollouts._tools.tally.failed
+
+    play(story)

@@ -52,12 +52,19 @@ class SimTransport:
         except asyncio.CancelledError:
             self._world.say("wire", f"{engine.name}: closed by us", request)
             witness.closed(request)
+            self._look_at_limit(endpoint, request)
             raise
         finally:
             if strike is not None:
                 strike.end()
         witness.received(endpoint, engine, request, reply)
         return reply
+
+    def _look_at_limit(self, endpoint: Endpoint, request: Request) -> None:
+        worker = self._life.worker(endpoint)
+        call = worker.calls.get(request.rid)
+        if call is not None and call.cancelled_for == "timeout":
+            self._life.wire_log.check_timeout(worker, call)
 
     async def _exchange(self, engine: SimEngine, request: Request, strike: Strike | None) -> Reply:
         world, rng = self._world, self._world.rng
@@ -105,13 +112,17 @@ class SimTransport:
 
     async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
         """Make one short control attempt."""
-        engine = self._world.engines[endpoint.url]
+        engine, log, reply = self._world.engines[endpoint.url], self._life.wire_log, None
+        log.begins(endpoint.url, call.path)
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._control(endpoint, engine, call)
+                reply = await self._control(endpoint, engine, call)
+                return reply
         except TimeoutError as error:
             message = f"{call.method} {call.path}: no answer in {timeout_s:.2f} s"
             raise WorkerFailure("control_timeout", message, accepted=True) from error
+        finally:
+            log.ends(endpoint.url, call.path, confirmed=reply is not None and reply.status == 200)
 
     async def _control(self, endpoint: Endpoint, engine: SimEngine, call: Call) -> Reply:
         world, rng, witness = self._world, self._world.rng, self._life.witness

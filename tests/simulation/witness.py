@@ -1,6 +1,6 @@
 """Sees every call of one life of the service pass by, and compares it with what engines really did.
 
-Invariants checked here, at the moment they would break: P2 P3 P5 P6 P7 P9 P10 P17 P20 P24.
+Invariants checked here, at the moment they would break: P2 P3 P4 P5 P6 P7 P9 P10 P17 P20 P24.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Witness:
         self._life = life
         self._world = life.world
         self.touched: list[tuple[Sample, Shadow]] = []
+        self.touched_invalid: list[tuple[Sample, int]] = []  # and how often it had failed before
         self._attempts: dict[str, tuple[int, int]] = {}  # wire id: attempt, epoch at dispatch
         self._versions: dict[str, int | None] = {}  # wire id: the worker's weights at dispatch
 
@@ -120,7 +121,11 @@ class Witness:
         if sample is None or request.rid not in self._attempts:
             return
         attempt, epoch = self._attempts.pop(request.rid)
-        if sample.attempt != attempt or not self._genuine(endpoint, engine, request, reply):
+        if sample.attempt != attempt:
+            return
+        if not self._genuine(endpoint, engine, request, reply):
+            if _invalid(reply, request):
+                self.touched_invalid.append((sample, sample.failures))
             return
         late = epoch != self._life.parts.gate.epoch(self._lane(request))
         if request.finish == "abort" and not request.tokens and not late:
@@ -166,6 +171,16 @@ class Witness:
             if shadow.late and sample.status in _GOING_ON:
                 self._world.breaks("P3", f"{sample} goes on with an answer that came after its epoch closed")
         self.touched.clear()
+        for sample, failures in self.touched_invalid:
+            counted = sample.failures > failures or sample.settled
+            self._world.require(counted, "P4", f"{sample} goes on after an invalid answer, which was not counted")
+        self.touched_invalid.clear()
+
+    def completed(self, sample: Sample) -> None:
+        """It has its reward: all it received is in it."""
+        shadow, have = self.shadows.get(sample.sample_id), sample.response_ids
+        if shadow is not None and have[: len(shadow.ids)] != shadow.ids:
+            self._world.breaks("P10", f"{sample} was completed with {have}, it was given {shadow.ids}")
 
     def failed(self, sample_id: str) -> None:
         """An attempt failed: its tokens may go."""
@@ -217,3 +232,13 @@ class Witness:
     def worker_of(self, engine: SimEngine) -> Worker | None:
         """The service's view of an engine."""
         return next((w for w in self._life.parts.pool.workers.values() if w.endpoint.url == engine.url), None)
+
+
+def _invalid(reply: Reply, request: Request) -> bool:
+    """Whether it is no answer at all, and no fault of the worker's: garbage, another's answer, or a refusal."""
+    if reply.status != 200:
+        return 400 <= reply.status < 500 and reply.status != 429
+    try:
+        return bool(orjson.loads(reply.body)["meta_info"]["id"] != request.rid)
+    except (ValueError, KeyError, TypeError):
+        return True
