@@ -6,7 +6,7 @@ ARGS   ?=
 SEEDS  ?= 0:3000
 JOBS   ?= 2
 
-.PHONY: help demo test lint format simulate bench chaos chaos-smoke test-wheel clean
+.PHONY: help demo test lint format simulate mutants mutants-quick bench chaos chaos-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -33,6 +33,12 @@ format: $(VENV)/.installed ## Rewrite the code in the house style.
 
 simulate: $(VENV)/.installed ## Tell histories of the service in virtual time (SEEDS=123:124, JOBS=1, ARGS="--adversarial").
 	$(BIN)/python -m tests.simulation $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+mutants: $(VENV)/.installed ## Put each of the known bugs into the service and have the simulator find it (ARGS="NAME --record").
+	$(BIN)/python -m tests.simulation.mutants --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+mutants-quick: $(VENV)/.installed ## The same with each mutant's recorded seed and 300 more (about 3 minutes on 2 cores).
+	$(BIN)/python -m tests.simulation.mutants --quick --jobs $(JOBS) $(ARGS)
 
 bench: $(VENV)/.installed ## Run every bench (about 12 minutes on 2 cores).
 	$(BIN)/python -m bench.engine

@@ -76,6 +76,7 @@ class Invariants:
         self._samples: _Book
         self._kept: dict[str, bytes | None] = {}
         self._modes: dict[Lane, Mode | None] = {}
+        self._closed_at = 0.0  # lane train
         self._judging: dict[Lane, frozenset[JudgeCall]] = {}
         for kind in _TOLD:
             life.bus.subscribe(kind, self._tell)
@@ -151,7 +152,7 @@ class Invariants:
         for sample_id, wait in parts.pool.line.waits.items():
             sample = self._life.sample(sample_id)
             if wait.where == "retrying" and sample is not None and not parts.gate.is_open("train"):
-                asleep_s = self._world.now - max(wait.since, parts.pauses.closed_at)
+                asleep_s = self._world.now - max(wait.since, self._closed_at)
                 self._world.require(asleep_s < _WOKEN_S, "P20", f"{sample} sleeps before its next try, while closed")
 
     def _pause_finished(self, event: PauseFinished) -> None:
@@ -175,6 +176,8 @@ class Invariants:
     def _gate_changed(self, lane: Lane) -> None:
         mode = self._life.parts.gate.mode(lane)
         before, self._modes[lane] = self._modes.get(lane), mode
+        if before is None and lane == "train":
+            self._closed_at = self._world.now
         if mode is None or (mode == "wait" and before != mode):  # a wait is for what runs, judges included
             self._judging.pop(lane, None)
         else:
