@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.fake_sglang import FakeSGLang
+from tests.support.fake_sglang import FakeSGLang, Hang
 from tests.support.lane import Evaluation
 from tests.support.stage import stage
 
@@ -26,3 +26,42 @@ async def test_a_stronger_pause_ends_what_a_later_weaker_one_froze() -> None:
         await engine.wait_running(2)
         engine.release(tokens=[1])
         await evaluation.done()
+
+
+async def test_a_lane_that_joins_a_wait_late_may_finish_too() -> None:
+    """The time to finish begins anew with a lane that joins, and ends with its epoch raised."""  # P3
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        engine.lose_aborts = True
+        await engine.wait_running(1)
+        evaluation = Evaluation(made.parts)
+        evaluation.ask(2)
+        await engine.wait_running(3)
+        train, whole, cut = engine.calls("running")
+        first = made.start(made.pause(4.0, mode="wait", lanes=("train",)))
+        await engine.wait_aborts(1)
+        second = made.start(made.pause(1.0, mode="wait", lanes=("eval",)))
+        await made.until(lambda: not made.parts.gate.is_open("eval"))
+        assert made.parts.gate.epoch("eval") == 0
+        engine.release(whole, tokens=[1])
+        await made.until(lambda: len(evaluation.answers) == 1)
+        engine.lose_aborts = False
+        report = await second
+        assert await first is report
+        assert report.clean
+        assert (made.parts.gate.epoch("eval"), train.state, cut.state) == (1, "over", "over")
+        await made.resume()
+        await engine.wait_running(2)
+        engine.release(tokens=[2])
+        await evaluation.done()
+
+
+async def test_what_is_asked_during_an_attempt_is_done_after_it() -> None:
+    """A thaw that hangs over the end of the wait is given up there, and the aborts are sent."""  # P9
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        await made.pause(2.0, mode="keep")
+        engine.script(THAW, Hang())
+        report = await made.pause(2.0, mode="wait")
+        assert (report.clean, engine.running, engine.paused) == (True, 0, None)
+        assert len(engine.aborts) >= 1
+        assert report.workers["w0"].answered == 1
