@@ -255,6 +255,11 @@ class Worker:
         """Whether the time limits of its calls stand still: frozen, and not known to go on yet."""
         return self.freeze is not None and self.freeze.confirmed
 
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether requests are frozen there whose KV cache was asked to stay."""
+        return self.frozen and bool(self.calls) and self.freeze is not None and self.freeze.cache == "keep"
+
     def thawed(self, now: float) -> None:
         """It goes on: the time limits of what it held start counting again."""
         if self.freeze is not None:

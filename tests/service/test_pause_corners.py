@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.fake_sglang import FakeSGLang, Hang
+import asyncio
+
+from tests.support.fake_sglang import FakeSGLang, Hang, Status
 from tests.support.lane import Evaluation
 from tests.support.stage import stage
 
@@ -65,3 +67,49 @@ async def test_what_is_asked_during_an_attempt_is_done_after_it() -> None:
         assert (report.clean, engine.running, engine.paused) == (True, 0, None)
         assert len(engine.aborts) >= 1
         assert report.workers["w0"].answered == 1
+
+
+async def test_no_cache_outlives_an_update_on_a_worker_that_may_still_be_frozen() -> None:
+    """A freeze that was ended by a stronger pause, but not confirmed to be over, keeps no cache."""  # P25
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        await made.pause(2.0, mode="keep")
+        engine.script(THAW, Status(500), times=None)
+        pausing = made.start(made.pause(2.0, mode="abort"))
+        await engine.wait_aborts(1)
+        engine.release(tokens=[1])
+        assert (await pausing).clean
+        assert made.worker().freeze is not None
+        assert (await made.service.update_weights(1, {"kind": "disk", "path": "v1"}))["workers"]["w0"]["ok"]
+        assert engine.updates[-1][1]["flush_cache"] is True
+        engine.heal(THAW)
+        await made.resume()
+        await engine.until(lambda: engine.paused is None, "thawed")
+
+
+async def test_a_slow_thaw_costs_requests_nothing() -> None:
+    """The limit on a request counts again when its engine confirmed that it goes on, not when it was told to."""
+    async with (
+        FakeSGLang(weight_version="0") as slow,
+        FakeSGLang(weight_version="0") as quick,
+        stage(slow, quick, pushed=2, trainer=TWO, request_timeout_s=0.6) as made,
+    ):
+        await slow.wait_running(1)
+        await quick.wait_running(1)
+        await made.pause(5.0, mode="keep")
+        loop = asyncio.get_running_loop()
+        passed = loop.create_future()
+        loop.call_later(0.8, passed.set_result, None)
+        await passed
+        slow.script(THAW, Hang())
+        await made.resume()
+        await made.until(lambda: made.worker(1).freeze is None)
+        await slow.wait_hits(THAW, slow.count(THAW) or 1)
+        quick.release(tokens=[1])
+        await made.until(lambda: made.groups("ready") == 1)
+        assert made.worker(0).calls
+        slow.heal(THAW)
+        await slow.until(lambda: slow.paused is None, "thawed")
+        slow.release(tokens=[1])
+        assert len((await made.take(groups=2))["groups"]) == 2
+        assert made.parts.tally.failed["request_timeout"] == 0
