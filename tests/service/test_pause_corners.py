@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_sglang import FakeSGLang, Hang, Status
 from tests.support.lane import Evaluation
 from tests.support.stage import stage
@@ -113,3 +114,18 @@ async def test_a_slow_thaw_costs_requests_nothing() -> None:
         slow.release(tokens=[1])
         assert len((await made.take(groups=2))["groups"]) == 2
         assert made.parts.tally.failed["request_timeout"] == 0
+
+
+async def test_a_worker_that_is_removed_does_not_come_back_as_a_quarantined_one() -> None:
+    """What a worker that drains still holds when it does not go on is given up, and the worker leaves."""  # P9
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        await made.pause(2.0, mode="keep")
+        worker = made.worker()
+        await made.service.remove_worker("w0")
+        worker.put_in_quarantine("residual", "it does not go on after a freeze")
+        assert worker.state is WorkerState.DRAINING
+        await made.resume()
+        await engine.until(lambda: engine.paused is None, "thawed")
+        engine.release(tokens=[1])
+        await made.until(lambda: not made.parts.pool.workers)
