@@ -129,3 +129,13 @@ async def test_a_worker_that_is_removed_does_not_come_back_as_a_quarantined_one(
         await engine.until(lambda: engine.paused is None, "thawed")
         engine.release(tokens=[1])
         await made.until(lambda: not made.parts.pool.workers)
+
+
+async def test_stopping_does_not_wait_for_somebody_elses_deadline() -> None:
+    """A stop shortens a pause that is under way to the service's own deadline."""  # P8
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        pausing = made.start(made.pause(3600.0, mode="wait"))
+        await made.until(lambda: made.service.state == "pausing")
+        await made.service.stop()
+        assert (await pausing).mode == "abort"
