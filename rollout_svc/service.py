@@ -164,7 +164,6 @@ class RolloutService:
 
     async def _stop(self, parts: Parts) -> None:
         parts.batches.wake()
-        await parts.pauses.report()
         await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
         for part in (parts.batches, parts.pool, parts.producer):
             part.close()

@@ -76,8 +76,7 @@ class Climb:
 
     def grow(self, lanes: frozenset[Lane], mode: Mode, now: float) -> None:
         """Ask for more; the rungs are counted anew from here."""
-        if mode != self.mode:
-            self.mode, self.aborting = mode, mode == "abort"
+        self.mode, self.aborting = mode, mode == "abort"  # in mode `wait` a lane that comes late may finish as well
         self.lanes |= lanes
         self.anchor = now
         self.grown += 1

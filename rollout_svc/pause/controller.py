@@ -58,20 +58,19 @@ class PauseController:
         self._tasks = tasks
         self._bus = bus
         self._ledger = ledger
-        self._closed: frozenset[Lane] = frozenset()
-        self._mode: Mode | None = None
+        self._asked: dict[Lane, Mode] = {}
         self._climb: Climb | None = None
         self._climbing: asyncio.Task[PauseReport] | None = None
 
     @property
     def closed(self) -> frozenset[Lane]:
         """Lanes that a pause closed."""
-        return self._closed
+        return frozenset(self._asked)
 
     @property
     def drained(self) -> frozenset[Lane]:
         """Lanes that are closed and whose climb has returned: nothing runs there, or it is frozen."""
-        return self._closed if self.state == "paused" else frozenset()
+        return self.closed if self.state == "paused" and self.last_report is not None else frozenset()
 
     async def pause(
         self,
@@ -92,7 +91,7 @@ class PauseController:
         self.asked += 1
         if self._climb is not None:
             self._join(self._climb, mode, wanted, deadline_s)
-        elif self.last_report is not None and wanted <= self._closed and not stronger(mode, self._mode):
+        elif self.last_report is not None and not any(stronger(mode, self._asked.get(lane)) for lane in wanted):
             return self.last_report
         else:
             self._begin(mode, wanted, deadline_s, cache)
@@ -119,8 +118,8 @@ class PauseController:
         self.check_resume(ticket)
         if self.state == "running":
             return
-        lanes = tuple(lane for lane in LANES if lane in self._closed)
-        self._closed, self._mode = frozenset(), None
+        lanes = tuple(lane for lane in LANES if lane in self._asked)
+        self._asked = {}
         self.state = "running"
         self._freezing.thaw_all()
         self._gate.open(lanes)
@@ -152,12 +151,10 @@ class PauseController:
         if self.state != "paused":
             self.ticket += 1
             self.closed_at = now
-        if stronger(mode, self._mode):
-            lanes |= self._closed  # what an earlier pause left frozen, or let run, is climbed for as well
-            self._mode = mode
+        # What an earlier, weaker pause left frozen, or let run, is climbed for as well.
+        lanes |= {lane for lane, asked in self._asked.items() if stronger(mode, asked)}
         self.state = "pausing"
-        self._closed |= lanes
-        self._gate.close(lanes, mode)
+        self._close(lanes, mode)
         self._bus.emit(PauseStarted(self.ticket, mode, tuple(sorted(lanes)), deadline_s, joined=False))
         climb = Climb(self.ticket, started_from, mode, cache, lanes, now, now + deadline_s, now)
         self._climb = climb
@@ -170,12 +167,14 @@ class PauseController:
         new, mode = lanes - climb.lanes, mode if stronger(mode, climb.mode) else climb.mode
         climb.deadline = min(climb.deadline, now + deadline_s)
         if new or mode != climb.mode:
-            self._closed |= new
-            self._mode = mode if stronger(mode, self._mode) else self._mode
-            self._gate.close(climb.lanes | new, mode)
+            self._close(climb.lanes | new, mode)
             self._ladder.grow(climb, new, mode)
         climb.wake.set()
         self._bus.emit(PauseStarted(self.ticket, climb.mode, tuple(sorted(lanes)), deadline_s, joined=True))
+
+    def _close(self, lanes: frozenset[Lane], mode: Mode) -> None:
+        self._asked |= {lane: mode for lane in lanes if stronger(mode, self._asked.get(lane))}
+        self._gate.close(lanes, mode)
 
     async def _run(self, climb: Climb) -> PauseReport:
         loop = asyncio.get_running_loop()

@@ -81,7 +81,7 @@ class Draining:
     async def _round(self, worker: Worker, climb: Climb) -> bool:
         """Make one attempt; returns whether another may be needed."""
         if not climb.aborting and climb.mode == "wait":
-            return not await self._freezing.thaw(worker, _timeout_s(climb.plan.report))
+            return not await self._freezing.thaw(worker, _timeout_s(climb.plan.wait))
         if not climb.aborting and can_freeze(worker, climb.cache):
             if worker.calls and not await self._freezing.freeze(worker, climb.cache, _timeout_s(climb.plan.freeze)):
                 return True

@@ -123,8 +123,7 @@ class Fleet:
 
     async def load(self, worker: Worker, path: str, version: int) -> None:
         """Load weights from a path and have the engine confirm the label; raises WorkerFailure."""
-        kept = worker.freeze is not None and worker.freeze.cache == "keep"
-        call = worker.dialect.update_from_disk(path, version, flush=not kept)
+        call = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
         worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, self._update_timeout_s))
         await self.read_label(worker)
 

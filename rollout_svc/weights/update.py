@@ -178,7 +178,7 @@ class WeightUpdater:
             known = "" if previous is None else f"{previous} nor "
             raise WorkerFailure("odd_version", f"it reports {worker.version}, not {known}{version}")
         worker.flushed = None
-        if worker.freeze is not None and worker.freeze.cache == "keep":
+        if worker.keeps_cache:
             return  # the cache of what is frozen there was asked to stay, and the engine flushes none or all
         try:
             await self._fleet.flush(worker)

@@ -4,7 +4,7 @@ Invariants:
 
 - A call is in `calls` from the line that claims its slot to the line that gives it back; nothing else counts.
 - `accepts` is true only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
-- The state changes in `become` alone, which tells its listener.
+- The state changes in `become` alone, which tells its listener; DRAINING is the last.
 """
 
 from __future__ import annotations
@@ -255,6 +255,11 @@ class Worker:
         """Whether the time limits of its calls stand still: frozen, and not known to go on yet."""
         return self.freeze is not None and self.freeze.confirmed
 
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether requests are frozen there whose KV cache was asked to stay."""
+        return self.frozen and bool(self.calls) and self.freeze is not None and self.freeze.cache == "keep"
+
     def thawed(self, now: float) -> None:
         """It goes on: the time limits of what it held start counting again."""
         if self.freeze is not None:
@@ -268,6 +273,8 @@ class Worker:
 
     def put_in_quarantine(self, kind: Literal["residual", "version"], reason: str) -> None:
         """Keep it from traffic until what `kind` asks for is shown; one that is in force keeps its age."""
+        if self.state is WorkerState.DRAINING:
+            return
         if self.quarantine is None or self.quarantine.kind != kind:
             self.quarantine = Quarantine(kind, asyncio.get_running_loop().time())
         self.become(WorkerState.QUARANTINED, reason)
@@ -278,7 +285,9 @@ class Worker:
         self.attention.set()
 
     def become(self, state: WorkerState, reason: str) -> None:
-        """Change state, say why, and wake whoever looks after this worker."""
+        """Change state, say why, and wake whoever looks after this worker; one that is being removed stays so."""
+        if self.state is WorkerState.DRAINING:
+            return
         self.unsure = False
         if state is not WorkerState.QUARANTINED:
             self.quarantine = None
