@@ -129,10 +129,10 @@ class Draining:
             tally.residual = worker.residual  # its supervisor asks all the time; a stuck one must not cost every pause
             return
         while True:
-            await self._freezing.thaw_late(worker)
+            going_on = await self._freezing.thaw_late(worker)
             leaving = {call.request_id for call in climb.calls(worker)}
             staying = [request_id for request_id in worker.calls if request_id not in leaving]
-            count = await self._supervisor.count(worker)
+            count = await self._supervisor.count(worker) if going_on else None
             # A call that began meanwhile may not be there yet: subtracted, it would hide one that we look for.
             expected = sum(request_id in worker.calls for request_id in staying)
             tally.residual = worker.residual = None if count is None else max(0, count - expected)

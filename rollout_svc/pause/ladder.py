@@ -234,7 +234,8 @@ class Ladder:
         now = asyncio.get_running_loop().time()
         for worker_id, tally in climb.tallies.items():
             worker = self._pool.workers.get(worker_id)
-            named = climb.unconfirmed.get(worker_id, [])
+            still_open = [] if worker is None else climb.calls(worker)  # cancelled, and not out of the loop yet
+            named = climb.unconfirmed.get(worker_id, []) + still_open
             unnamed = max(0, (tally.residual or 0) - len(named))
             tally.abandoned = len(named) + unnamed
             climb.abandoned += [Abandoned(call.sample_id, worker_id, now - call.since) for call in named]

@@ -86,19 +86,21 @@ class Freezing:
         self._pool.thawed()
         return True
 
-    async def thaw_found(self, worker: Worker) -> None:
-        """Let an engine go on that nobody here froze: a service that died may have left it so."""
+    async def thaw_found(self, worker: Worker) -> bool:
+        """Let an engine go on that nobody here froze, but maybe a service that died; false where it does not say."""
         async with worker.switching:
             if worker.freeze is None and any(can_freeze(worker, cache) for cache in _CAPABILITY):
-                await self._thaw(worker, CONTROL_TIMEOUT_S)
+                return await self._thaw(worker, CONTROL_TIMEOUT_S)
+        return True
 
-    async def thaw_late(self, worker: Worker) -> None:
-        """Undo a freeze that may have arrived after it was given up.
+    async def thaw_late(self, worker: Worker) -> bool:
+        """Undo a freeze that may have arrived after it was given up; returns whether none is in force for certain.
 
-        What waits at a frozen engine's door is in no count of its own, so a count is only asked for after this.
+        What waits at a frozen engine's door is in no count of its own, so a count is only believed after this.
         """
         if asyncio.get_running_loop().time() < worker.freeze_until:
-            await self.thaw_found(worker)
+            return await self.thaw_found(worker)
+        return True
 
     def thaw_all(self) -> None:
         """Let every frozen engine go on, beside everything else; each gets requests again once it confirmed."""

@@ -187,7 +187,8 @@ class Supervisor:
         if not await self._freezing.thaw(worker):
             return
         if quarantine.kind == "residual":
-            await self._freezing.thaw_late(worker)
+            if not await self._freezing.thaw_late(worker):
+                return
             count = await self.count(worker)
             # With calls of another lane open it cannot be told: an answer may be on its way, a request not there yet.
             worker.residual = count if not count or not worker.calls else None

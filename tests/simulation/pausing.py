@@ -71,6 +71,8 @@ def check_report(life: Life, report: PauseReport, closed: frozenset[Lane]) -> No
         if keeps and worker is not None and worker.frozen:
             _check_frozen(life, worker)
             ended += len(worker.calls)
+        elif worker is not None:
+            ended += sum(call.cancelled_for is not None and call.lane in closed for call in worker.calls.values())
         require(tally.in_flight == ended, "P9", f"{worker_id}: {tally.in_flight} in flight, {ended} ended: {tally}")
         if worker is None or worker.state in _UNCOUNTED:
             continue
@@ -91,7 +93,7 @@ def check_report(life: Life, report: PauseReport, closed: frozenset[Lane]) -> No
             require(worker.state is not WorkerState.ACTIVE, "P9", f"{worker} was left with {named} and has traffic")
     require(report.clean == (not report.abandoned), "P9", f"clean is {report.clean}: {report.abandoned}")
     workers = [w for w in life.parts.pool.workers.values() if not (keeps and w.frozen)]
-    calls = [c for w in workers for c in w.calls.values() if c.lane in closed]
+    calls = [c for w in workers for c in w.calls.values() if c.lane in closed and c.cancelled_for is None]
     require(not calls, "P9", f"calls are under way after the report: {calls}")
     if keeps:
         return
