@@ -322,17 +322,22 @@ class WorkerPool:
     # -- control ---------------------------------------------------------------------------------------------
 
     async def abort(self, worker: Worker, request_ids: list[str] | None, timeout_s: float = CONTROL_TIMEOUT_S) -> bool:
-        """Send one abort (by id, or of everything for None) on the control lane; returns whether it was taken."""
-        end = asyncio.get_running_loop().time() + timeout_s
+        """Send one abort (by id, or of everything for None) on the control lane; returns whether it was taken.
+
+        An engine that refuses one id is told the others all the same.
+        """
+        end, taken = asyncio.get_running_loop().time() + timeout_s, True
         for call in worker.dialect.abort(request_ids):
             remaining = end - asyncio.get_running_loop().time()
             if remaining <= 0:
                 return False
             try:
                 worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, remaining))
-            except WorkerFailure:
-                return False
-        return True
+            except WorkerFailure as failure:
+                taken = False
+                if failure.kind == "connection":
+                    break  # nobody is there
+        return taken
 
     # -- slots -----------------------------------------------------------------------------------------------
 

@@ -139,3 +139,13 @@ async def test_stopping_does_not_wait_for_somebody_elses_deadline() -> None:
         await made.until(lambda: made.service.state == "pausing")
         await made.service.stop()
         assert (await pausing).mode == "abort"
+
+
+async def test_an_engine_that_refuses_one_abort_is_told_the_others() -> None:
+    """One request whose abort fails keeps no other from being aborted in the same round."""  # P12
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=2, trainer=TWO) as made:
+        await engine.wait_running(2)
+        refused, taken = engine.calls("running")
+        engine.script("/abort_request", Status(500))
+        assert not await made.parts.pool.abort(made.worker(), [refused.rid, taken.rid])
+        assert (refused.state, taken.state) == ("running", "over")
