@@ -59,6 +59,7 @@ class PauseController:
         self._bus = bus
         self._ledger = ledger
         self._asked: dict[Lane, Mode] = {}
+        self._cache: Cache = "keep"
         self._climb: Climb | None = None
         self._climbing: asyncio.Task[PauseReport] | None = None
 
@@ -84,10 +85,13 @@ class PauseController:
         """Stop `lanes`; returns by the deadline with what was found. Mode `keep` is for all lanes.
 
         Raises:
-            Conflict: `if_ticket` is not the current ticket.
+            Conflict: `if_ticket` is not the current ticket; or caches are to be dropped of what is frozen with them.
         """
         wanted = frozenset(lanes)
         self._check_ticket(if_ticket)
+        if mode == "keep" and cache == "drop" != self._cache and "keep" in self._asked.values():
+            detail = {"kv": cache, "frozen": self._cache}
+            raise Conflict("requests are frozen with their cache", type="frozen", detail=detail)
         self.asked += 1
         if self._climb is not None:
             self._join(self._climb, mode, wanted, deadline_s)
@@ -154,6 +158,7 @@ class PauseController:
         # What an earlier, weaker pause left frozen, or let run, is climbed for as well.
         lanes |= {lane for lane, asked in self._asked.items() if stronger(mode, asked)}
         self.state = "pausing"
+        self._cache = cache
         self._close(lanes, mode)
         self._bus.emit(PauseStarted(self.ticket, mode, tuple(sorted(lanes)), deadline_s, joined=False))
         climb = Climb(self.ticket, started_from, mode, cache, lanes, now, now + deadline_s, now)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from rollout_svc.errors import Conflict
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_sglang import FakeSGLang, Hang, Status
 from tests.support.lane import Evaluation
@@ -149,3 +152,18 @@ async def test_an_engine_that_refuses_one_abort_is_told_the_others() -> None:
         engine.script("/abort_request", Status(500))
         assert not await made.parts.pool.abort(made.worker(), [refused.rid, taken.rid])
         assert (refused.state, taken.state) == ("running", "over")
+
+
+async def test_a_cache_that_was_kept_is_not_said_to_be_dropped() -> None:
+    """`kv: drop` over what is frozen with its cache is refused; the other way round it is the same pause."""  # P25
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        kept = await made.pause(2.0, mode="keep")
+        with pytest.raises(Conflict, match="cache"):
+            await made.service.pause(mode="keep", kv="drop")
+        assert await made.pause(2.0, mode="keep") is kept
+        await made.resume()
+        await engine.until(lambda: engine.paused is None, "thawed")
+        dropped = await made.pause(2.0, mode="keep", kv="drop")
+        assert await made.pause(2.0, mode="keep") is dropped
+        await made.resume()

@@ -37,7 +37,10 @@ async def pause(
         before, running, climb = pauses.ticket, pauses.state == "running", pauses._climb
         try:
             report = await life.service.pause(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv)
-        except Conflict:
+        except Conflict as error:
+            if error.type == "frozen":
+                world.require((mode, kv) == ("keep", "drop"), "P9", f"a pause in mode {mode} with kv {kv} was refused")
+                raise
             allowed = {before} | ({climb.started_from} if climb is not None else set())
             world.require(if_ticket not in (None, *allowed), "P11", f"if_ticket {if_ticket} was refused at {before}")
             world.require(world.now == began, "P11", "a refusal took time")
