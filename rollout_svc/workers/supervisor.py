@@ -193,7 +193,8 @@ class Supervisor:
             worker.residual = count if not count or not worker.calls else None
             waited = asyncio.get_running_loop().time() - quarantine.since
             idle = worker.residual == 0
-            if not idle and not (waited >= self._quarantine_s and await self._canary(worker)):
+            due = waited >= self._quarantine_s and self._admitting.is_set()  # no request starts while a pause climbs
+            if not idle and not (due and await self._canary(worker)):
                 return
         if worker.quarantine is not quarantine:
             return
