@@ -107,6 +107,7 @@ class WorkerPool:
 
     def thawed(self) -> None:
         """A frozen worker goes on: its calls' time limits count again, and it has room."""
+        self.close()  # the timer may be for a younger call of a worker that went on earlier
         self._watch_deadlines()
         self.changed()
 

@@ -167,3 +167,30 @@ async def test_a_cache_that_was_kept_is_not_said_to_be_dropped() -> None:
         dropped = await made.pause(2.0, mode="keep", kv="drop")
         assert await made.pause(2.0, mode="keep") is dropped
         await made.resume()
+
+
+async def test_the_oldest_call_is_watched_whoever_goes_on_first() -> None:
+    """The one timer is for the call whose time is up first, also where its worker went on after another."""
+    async with (
+        FakeSGLang(weight_version="0") as slow,
+        FakeSGLang(weight_version="0") as quick,
+        stage(slow, quick, pushed=1, trainer=TWO) as made,
+    ):
+        await slow.wait_running(1)
+        loop = asyncio.get_running_loop()
+        passed = loop.create_future()
+        loop.call_later(0.5, passed.set_result, None)
+        await passed
+        await made.push(1, first=1)
+        await quick.wait_running(1)
+        await made.pause(5.0, mode="keep")
+        slow.script(THAW, Hang())
+        await made.resume()
+        await made.until(lambda: made.worker(1).freeze is None)
+        slow.heal(THAW)
+        await made.until(lambda: made.worker(0).freeze is None)
+        [old], [young] = (list(worker.calls.values()) for worker in made.parts.pool.workers.values())
+        assert old.since + old.held_s < young.since + young.held_s
+        timer = made.parts.pool._deadline_timer
+        assert timer is not None
+        assert timer.when() == old.since + old.held_s + made.service.config.request_timeout_s

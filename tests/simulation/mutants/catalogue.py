@@ -201,11 +201,9 @@ _ALL: Final = (
         "P12",
         (
             "workers.pool",
-            """call, remaining))
-            except WorkerFailure:
-                return False""",
-            """call, remaining))
-            except WorkerFailure:
+            """            except WorkerFailure as failure:
+                taken = False""",
+            """            except WorkerFailure as failure:
                 raise""",
         ),
     ),
