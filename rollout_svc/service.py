@@ -164,7 +164,7 @@ class RolloutService:
 
     async def _stop(self, parts: Parts) -> None:
         parts.batches.wake()
-        await parts.pauses.report()
+        # Joins a pause under way: its own deadline, or its time to finish, may be hours away.
         await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
         for part in (parts.batches, parts.pool, parts.producer):
             part.close()
