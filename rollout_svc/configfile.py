@@ -34,6 +34,7 @@ PLAIN_MESSAGES = {
     "extra_forbidden": "unknown key",
     "model_type": "expected a mapping",
     "model_attributes_type": "expected a mapping",
+    "tuple_type": "expected a list",
 }
 """pydantic's messages that speak of Python, in words that speak of the file."""
 

@@ -146,6 +146,7 @@ def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
         ("serve", "--config", CONFIGS / "quickstart.yaml", "--set", "service=&a [*a]"),
         ("plan", "--trainer", "/no/such/file.yaml", "--workers", "1"),
         ("plan", "--trainer", CONFIGS / "trainer-example.yaml", "--workers", "-1"),
+        ("status", "--url", "nope"),
         ("dance",),
     ],
 )

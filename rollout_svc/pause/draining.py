@@ -82,7 +82,8 @@ class Draining:
         """Make one attempt; returns whether another may be needed."""
         if not climb.aborting and climb.mode == "wait":
             return not await self._freezing.thaw(worker, _timeout_s(climb.plan.wait))
-        if not climb.aborting and can_freeze(worker, climb.cache):
+        # While a thaw that was given up may still arrive no freeze is to be trusted: nothing is waited for.
+        if not climb.aborting and can_freeze(worker, climb.cache) and worker.thaw_until < climb.plan.freeze:
             if worker.calls and not await self._freezing.freeze(worker, climb.cache, _timeout_s(climb.plan.freeze)):
                 return True
             climb.wake.set()

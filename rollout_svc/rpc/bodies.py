@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rollout_svc.config import Listed, WorkerConfig
 from rollout_svc.gate import LANES, Lane
@@ -29,10 +29,18 @@ class Pause(Body):
 
     mode: Literal["abort", "wait", "keep"] | None = None
     deadline_s: DeadlineS | None = None
-    lanes: Annotated[Listed[Lane], Field(min_length=1)] = LANES
+    lanes: Listed[Lane] = LANES
     if_ticket: int | None = None
     kv: Literal["keep", "drop"] = "keep"
     offload: Listed[str] = ()
+
+    @field_validator("lanes")
+    @classmethod
+    def _some(cls, lanes: tuple[Lane, ...]) -> tuple[Lane, ...]:
+        """Refuse none; a length on the field would count an unknown lane as missing and complain twice."""
+        if not lanes:
+            raise ValueError(f"expected some of {', '.join(LANES)}")
+        return lanes
 
 
 class Stuck(Body):

@@ -15,7 +15,16 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, ServiceError, Unauthorized, Unreachable
+from rollout_svc.errors import (
+    BadRequest,
+    ConfigError,
+    Conflict,
+    NotFound,
+    NotNow,
+    ServiceError,
+    Unauthorized,
+    Unreachable,
+)
 
 __all__ = ["Wire"]
 
@@ -62,6 +71,7 @@ class Wire:
 
         Raises:
             ServiceError: the service refused; the class says how.
+            ConfigError: the url is none.
             Unreachable: there was no answer, or not in `timeout_s`.
         """
         status, raw, retry_after = await self.send(method, path, body, timeout_s)
@@ -80,6 +90,8 @@ class Wire:
                 method, self.url + path, data=data, headers=headers, timeout=timeout
             ) as response:
                 return response.status, await response.read(), response.headers.get("Retry-After")
+        except aiohttp.InvalidURL as error:
+            raise ConfigError.at("url", f"expected http://HOST[:PORT], not {self.url!r}") from error
         except TimeoutError as error:
             raise Unreachable(f"no answer from {self.url} to {method} {path} within {timeout_s:g} s") from error
         except aiohttp.ClientConnectorError as error:

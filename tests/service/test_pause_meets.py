@@ -135,6 +135,19 @@ async def test_a_shutdown(mode: Mode) -> None:
             await made.service.pause()
 
 
+async def test_a_shutdown_does_not_wait_for_a_pause_that_has_hours() -> None:
+    """A stop joins the pause under way: what runs there is ended within the stop's own deadline."""  # P8
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        pausing = made.start(made.pause(3600.0, mode="wait"))
+        await made.until(lambda: made.service.state == "pausing")
+        async with asyncio.timeout(5.0):
+            await made.service.stop()
+            report = await pausing
+        assert (report.ticket, report.mode, report.clean) == (1, "abort", True)
+        assert report.workers["w0"].answered == 1
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_batch_that_is_being_taken(mode: Mode) -> None:
     """A take that waits goes on waiting over a pause, and is served from what is ready in it."""  # P22
