@@ -130,7 +130,10 @@ class Draining:
             tally.residual = worker.residual  # its supervisor asks all the time; a stuck one must not cost every pause
             return
         while True:
-            going_on = await self._freezing.thaw_late(worker)
+            # What waits at the door of a frozen engine is in no count of its own.
+            going_on = climb.holds(worker) or (
+                await self._freezing.thaw(worker) and await self._freezing.thaw_late(worker)
+            )
             leaving = {call.request_id for call in climb.calls(worker)}
             staying = [request_id for request_id in worker.calls if request_id not in leaving]
             count = await self._supervisor.count(worker) if going_on else None
