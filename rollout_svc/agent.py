@@ -34,7 +34,8 @@ from rollout_svc.engines.calls import Completion
 from rollout_svc.errors import Interrupted, WorkerFailure
 from rollout_svc.gate import Lane
 from rollout_svc.prompt import Prompt
-from rollout_svc.sample import FinishReason, ResumeAt, Sample, Segment
+from rollout_svc.sample import ResumeAt, Sample
+from rollout_svc.segment import FinishReason, Segment
 from rollout_svc.signals import GateSignals
 
 __all__ = ["Agent", "AgentContext", "EngineCaller", "OnPause", "Turn"]

@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 from rollout_svc.errors import Interrupted, SampleFailure
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.plugins import PluginSpec
-from rollout_svc.sample import FinishReason
+from rollout_svc.segment import FinishReason
 from rollout_svc.tasks import TaskOwner
 
 __all__ = ["JudgeCall", "JudgeDesk", "JudgedSample", "Judging", "ProcessRunner", "Reward"]

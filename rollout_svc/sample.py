@@ -20,16 +20,16 @@ Invariants:
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import orjson
 
 from rollout_svc.errors import IllegalTransition, SampleFailure, StaleAttempt
 from rollout_svc.ledger import Account, Ledger
+from rollout_svc.segment import FinishReason, Segment, VersionSpan
 
-__all__ = ["FinishReason", "ResumeAt", "Sample", "SampleStatus", "Segment", "VersionSpan"]
+__all__ = ["ResumeAt", "Sample", "SampleStatus"]
 
-FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 ResumeAt = Literal["generate", "judge"]
 
 
@@ -72,36 +72,6 @@ _ACCOUNT_OF: Final[dict[SampleStatus, Account]] = {
     _S.EXPIRED: "expired",
     _S.FILTERED: "filtered",
 }
-
-
-class VersionSpan(NamedTuple):
-    """Tokens `[start, end)` were made under `version`; None where the engine reports none."""
-
-    version: int | None
-    start: int
-    end: int
-
-    def as_json(self) -> dict[str, int | None]:
-        """Return the record of the contract."""
-        return {"version": self.version, "start": self.start, "end": self.end}
-
-
-class Segment(NamedTuple):
-    """Tokens of one engine call, or tokens an agent put between two calls; a tuple, which is made in no time.
-
-    Attributes:
-        ids: token ids, in order.
-        logprobs: natural log of the probability the engine gave each token; 0.0 where `by_model` is false.
-        spans: weight versions over this segment, indexed from its own first token.
-        by_model: false for environment and tool tokens: mask 0, no logprob.
-        turn: which turn of the conversation the tokens belong to, from 0.
-    """
-
-    ids: list[int]
-    logprobs: list[float]
-    spans: tuple[VersionSpan, ...]
-    by_model: bool = True
-    turn: int = 0
 
 
 class Sample:

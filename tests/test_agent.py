@@ -10,7 +10,8 @@ from rollout_agents.single_turn import SingleTurn
 from rollout_svc.agent import OnPause
 from rollout_svc.config import SamplingConfig
 from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, StaleAttempt, WorkerFailure
-from rollout_svc.sample import SampleStatus, VersionSpan
+from rollout_svc.sample import SampleStatus
+from rollout_svc.segment import VersionSpan
 from tests.support.caller import Caller, Table, answer, told
 from tests.support.groups import segment
 from tests.support.virtual import soon, virtual

@@ -16,7 +16,7 @@ if not PACKAGE.is_dir():
     pytest.skip("these tests read the sources, and only the installed package is here", allow_module_level=True)
 
 GROUND = (
-    *("errors", "events", "sample", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
+    *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
     *("config", "configfile", "plan", "limits", "tokens", "chat_template", "plugins", "await_chain"),
 )
 """Imported by everyone; they import each other."""

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rollout_svc.errors import IllegalTransition, StaleAttempt
 from rollout_svc.ledger import ACCOUNTS, Ledger
-from rollout_svc.sample import ResumeAt, Sample, SampleStatus, Segment, VersionSpan
+from rollout_svc.sample import ResumeAt, Sample, SampleStatus
+from rollout_svc.segment import Segment, VersionSpan
 from tests.support.groups import make_sample, run_to, segment, state_of
 
 S = SampleStatus

@@ -9,7 +9,7 @@ import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.endpoint import Endpoint
-from rollout_svc.sample import FinishReason, VersionSpan
+from rollout_svc.segment import FinishReason, VersionSpan
 
 __all__ = ["Call", "Completion", "Dialect", "EngineInfo", "GenerateRequest", "Reply", "Transport"]
 

@@ -19,7 +19,7 @@ import orjson
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, GenerateRequest, Reply
 from rollout_svc.errors import SampleFailure, WorkerFailure
-from rollout_svc.sample import FinishReason, VersionSpan
+from rollout_svc.segment import FinishReason, VersionSpan
 
 __all__ = ["SGLangDialect"]
 

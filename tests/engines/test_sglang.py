@@ -7,7 +7,7 @@ import pytest
 
 from rollout_svc.engines import Completion, Reply, SGLangDialect
 from rollout_svc.errors import SampleFailure, WorkerFailure
-from rollout_svc.sample import VersionSpan
+from rollout_svc.segment import VersionSpan
 
 DIALECT = SGLangDialect()
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from rollout_svc.agent import AgentContext, OnPause
 from rollout_svc.errors import StaleAttempt
-from rollout_svc.sample import Sample, Segment
+from rollout_svc.sample import Sample
+from rollout_svc.segment import Segment
 from tests.simulation.faults import AGENT
 from tests.simulation.world import current
 

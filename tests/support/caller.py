@@ -11,7 +11,8 @@ from rollout_svc.engines import Completion
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.ledger import Ledger
 from rollout_svc.prompt import Prompt
-from rollout_svc.sample import FinishReason, Sample, VersionSpan
+from rollout_svc.sample import Sample
+from rollout_svc.segment import FinishReason, VersionSpan
 from rollout_svc.signals import GateSignals
 from tests.support.groups import make_prompt, make_sample
 

@@ -8,7 +8,8 @@ from rollout_svc.gate import Lane
 from rollout_svc.group import Group
 from rollout_svc.ledger import ACCOUNTS, Ledger
 from rollout_svc.prompt import Prompt
-from rollout_svc.sample import Sample, SampleStatus, Segment, VersionSpan
+from rollout_svc.sample import Sample, SampleStatus
+from rollout_svc.segment import Segment, VersionSpan
 
 __all__ = ["completed", "make_group", "make_prompt", "make_sample", "recount", "run_to", "segment", "state_of"]
 

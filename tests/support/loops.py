@@ -9,7 +9,8 @@ import asyncio
 
 from rollout_svc.agent import AgentContext, OnPause
 from rollout_svc.errors import Interrupted
-from rollout_svc.sample import Sample, Segment
+from rollout_svc.sample import Sample
+from rollout_svc.segment import Segment
 from tests.support.bell import Bell
 
 __all__ = ["TOOL_IDS", "Broken", "Clinging", "Half", "Oblivious", "Quitting", "Tidy", "ToolUser"]

@@ -1,0 +1,42 @@
+"""Tokens as they came: what one engine call made, under which weights, and how it ended.
+
+Invariant: values; nothing here is changed once it is made.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+__all__ = ["FinishReason", "Segment", "VersionSpan"]
+
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+
+
+class VersionSpan(NamedTuple):
+    """Tokens `[start, end)` were made under `version`; None where the engine reports none."""
+
+    version: int | None
+    start: int
+    end: int
+
+    def as_json(self) -> dict[str, int | None]:
+        """Return the record of the contract."""
+        return {"version": self.version, "start": self.start, "end": self.end}
+
+
+class Segment(NamedTuple):
+    """Tokens of one engine call, or tokens an agent put between two calls; a tuple, which is made in no time.
+
+    Attributes:
+        ids: token ids, in order.
+        logprobs: natural log of the probability the engine gave each token; 0.0 where `by_model` is false.
+        spans: weight versions over this segment, indexed from its own first token.
+        by_model: false for environment and tool tokens: mask 0, no logprob.
+        turn: which turn of the conversation the tokens belong to, from 0.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    spans: tuple[VersionSpan, ...]
+    by_model: bool = True
+    turn: int = 0
