@@ -135,9 +135,7 @@ class Supervisor:
             else:
                 await self._transport.control(worker.endpoint, worker.dialect.ping(), CONTROL_TIMEOUT_S)
         except WorkerFailure as failure:
-            refused = failure.kind == "connection" and not failure.accepted
-            worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
-            if worker.probe_failures >= _LOST_PINGS and worker.state is WorkerState.ACTIVE:
+            if _is_lost(worker, failure) and worker.state is WorkerState.ACTIVE:
                 self._declare_dead(worker, str(failure))
         else:
             worker.probe_failures = 0
@@ -157,8 +155,7 @@ class Supervisor:
     def _declare_dead(self, worker: Worker, reason: str) -> None:
         worker.breaker.trip(asyncio.get_running_loop().time())
         worker.become(WorkerState.DEAD, reason)
-        for call in list(worker.calls.values()):
-            call.cancel("worker_dead")
+        _end_calls(worker)
 
     async def _recover(self, worker: Worker) -> None:
         """RECOVERING, DEAD: wait out the back-off, ask again, and let one trial through."""
@@ -207,12 +204,19 @@ class Supervisor:
         await self._let_in(worker, info)
 
     async def _drain(self, worker: Worker) -> None:
-        """DRAINING: gone once its last call has ended."""
-        if worker.calls:
-            await _attention(worker, _PROBE_S)
+        """DRAINING: gone once its last call has ended, or ended by us where the engine does not answer any more."""
+        if not worker.calls:
+            await self._freezing.thaw(worker)
+            self._pool.remove(worker.worker_id)
             return
-        await self._freezing.thaw(worker)
-        self._pool.remove(worker.worker_id)
+        await _attention(worker, _PROBE_S)
+        try:
+            await self._transport.control(worker.endpoint, worker.dialect.ping(), CONTROL_TIMEOUT_S)
+        except WorkerFailure as failure:
+            if _is_lost(worker, failure):
+                _end_calls(worker)
+        else:
+            worker.probe_failures = 0
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -257,6 +261,19 @@ class Supervisor:
         finally:
             await self._pool.abort(worker, [request.request_id])
         return True
+
+
+def _is_lost(worker: Worker, failure: WorkerFailure) -> bool:
+    """Count a probe that failed; whether nobody is there: at once where the connection is refused."""
+    refused = failure.kind == "connection" and not failure.accepted
+    worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
+    return worker.probe_failures >= _LOST_PINGS
+
+
+def _end_calls(worker: Worker) -> None:
+    """Let its requests go elsewhere."""
+    for call in list(worker.calls.values()):
+        call.cancel("worker_dead")
 
 
 async def _attention(worker: Worker, seconds: float) -> None:

@@ -277,6 +277,21 @@ async def test_a_silent_worker_is_declared_dead_and_its_requests_move() -> None:
         silent.release()
 
 
+async def test_a_worker_that_falls_silent_while_it_is_removed_lets_its_requests_go() -> None:
+    """Nobody waits out a whole time limit at an engine that is being removed and is not there any more."""  # P19
+    async with (
+        FakeSGLang(weight_version="0") as silent,
+        FakeSGLang(weight_version="0") as living,
+        stage(silent, living, pushed=4) as made,
+    ):
+        await made.until(lambda: silent.running == 2 and living.running == 2)
+        await made.service.remove_worker("w0")
+        silent.script("/ping", Reset(), times=None)
+        await silent.refuse()
+        await living.wait_requests(4)
+        await made.until(lambda: "w0" not in made.parts.pool.workers)
+
+
 @pytest.mark.parametrize("in_flight", [0, 1, 4])
 async def test_a_restarted_engine_serves_nothing_under_old_weights(tmp_path: Path, in_flight: int) -> None:
     """Back with the label `default`, an engine makes no token that counts before it has its weights."""  # P19 P24
