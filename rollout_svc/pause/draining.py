@@ -119,6 +119,18 @@ class Draining:
             worker.held = False
             self._pool.changed()
 
+    async def _goes_on(self, worker: Worker, climb: Climb) -> bool:
+        """Whether a count may be believed: what waits at the door of a frozen engine is in no count of its own.
+
+        Where a count stands for requests without an answer, whoever froze the engine matters: a freeze of a service
+        that died may have arrived since.
+        """
+        if not await self._freezing.thaw(worker):
+            return False
+        if worker.worker_id in climb.unconfirmed:
+            return await self._freezing.thaw_found(worker)
+        return await self._freezing.thaw_late(worker)
+
     async def count(self, worker: Worker, climb: Climb) -> None:
         """Ask one engine for its own count, and abort what it still has, until it is 0 or the time is up."""
         if not worker.exclusive or "count" not in worker.capabilities:
@@ -130,10 +142,7 @@ class Draining:
             tally.residual = worker.residual  # its supervisor asks all the time; a stuck one must not cost every pause
             return
         while True:
-            # What waits at the door of a frozen engine is in no count of its own.
-            going_on = climb.holds(worker) or (
-                await self._freezing.thaw(worker) and await self._freezing.thaw_late(worker)
-            )
+            going_on = climb.holds(worker) or await self._goes_on(worker, climb)
             leaving = {call.request_id for call in climb.calls(worker)}
             staying = [request_id for request_id in worker.calls if request_id not in leaving]
             count = await self._supervisor.count(worker) if going_on else None

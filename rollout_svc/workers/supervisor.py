@@ -184,8 +184,8 @@ class Supervisor:
         if not await self._freezing.thaw(worker):
             return
         if quarantine.kind == "residual":
-            if not await self._freezing.thaw_late(worker):
-                return
+            if not await self._freezing.thaw_found(worker):
+                return  # whoever froze it: a count says nothing of what waits at a frozen engine's door
             count = await self.count(worker)
             # With calls of another lane open it cannot be told: an answer may be on its way, a request not there yet.
             worker.residual = count if not count or not worker.calls else None

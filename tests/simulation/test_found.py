@@ -171,3 +171,27 @@ def test_a_time_limit_stands_still_until_the_engine_is_known_to_go_on() -> None:
         assert not life.parts.rollouts._tools.tally.failed
 
     play(story)
+
+
+def test_no_count_is_believed_under_a_freeze_of_a_service_that_died() -> None:  # P9
+    """A freeze that arrives late, and is nobody's here, holds requests at a door that no count names."""
+
+    async def story(world: World, life: Life) -> None:
+        for engine in world.engines.values():
+            engine.pause("in_place")
+        for _ in range(1000):
+            if any(engine.door for engine in world.engines.values()):
+                break
+            await asyncio.sleep(0.01)
+        assert any(engine.door for engine in world.engines.values())
+        world.faults.rates = {"abort_ignored": 1.0}
+        report = await pause(life, mode="abort", deadline_s=1.0)
+        world.faults.rates = {}
+        assert report is not None
+        assert report.abandoned
+        for _ in range(200):
+            await asyncio.sleep(0.05)
+            for worker in life.parts.pool.workers.values():
+                assert worker.residual != 0 or not world.engines[worker.endpoint.url].door
+
+    play(story)
