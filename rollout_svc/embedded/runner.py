@@ -116,6 +116,7 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001 - handed to the caller, whole
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
+                self._hand_over()  # whom it ended is no longer counted when its caller hears of it
                 self._loop.call_soon_threadsafe(_resolve, future, result)
 
         self._calls.add(future)

@@ -12,7 +12,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from rollout_svc.errors import NotNow, WorkerFailure
@@ -52,8 +53,9 @@ class WeightUpdater:
             NotNow: `update_failed`, with the same record as `detail`.
         """
         started = asyncio.get_running_loop().time()
-        with self._fleet.updating():
-            active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
+        active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
+        # From the look on: a stronger pause may join while the others are asked, and what is frozen must stay so.
+        with self._fleet.updating(), _loading(active):
             in_traffic = [worker for worker in active if source.path is not None or _was_given(worker, source, since)]
             targets = active + await self._waiting_for_weights(source)
             results: dict[str, dict[str, Any]] = {
@@ -118,11 +120,8 @@ class WeightUpdater:
                 )
 
     async def _update_one(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
-        worker.loading = True
-        try:
+        with _loading([worker]):
             return await self._bring(worker, version, source, previous)
-        finally:
-            worker.loading = False
 
     async def _bring(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
         try:
@@ -197,6 +196,19 @@ class WeightUpdater:
     async def _ask(self, worker: Worker) -> None:
         """After a failure: which version does it say it has? Unknown where it does not answer."""
         worker.version = await self._fleet.ask(worker)
+
+
+@contextmanager
+def _loading(workers: Iterable[Worker]) -> Iterator[None]:
+    """Weights are on their way to these: what is frozen there does not go on."""
+    workers = list(workers)
+    for worker in workers:
+        worker.loading = True
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.loading = False
 
 
 def _still(worker: Worker) -> bool:

@@ -71,14 +71,16 @@ class Freezing:
 
     async def thaw(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> bool:
         """Make one attempt to let an engine go on; returns whether it does."""
-        if worker.freeze is not None:
+        if worker.freeze is not None and not worker.loading:
             worker.freeze.thawing = True
         try:
             async with asyncio.timeout(timeout_s), worker.switching:
                 if worker.freeze is None:
                     return True
+                if worker.loading:
+                    return False
                 worker.freeze.thawing = True
-                if worker.loading or not await self._thaw(worker, timeout_s):
+                if not await self._thaw(worker, timeout_s):
                     return False
                 worker.thawed(asyncio.get_running_loop().time())
         except TimeoutError:

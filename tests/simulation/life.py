@@ -154,6 +154,7 @@ class Life:
         world.say("service", "is killed", why)
         self.up = self.ready = False
         world.loop.kill(self.number)
+        world.arrive()
         for request in list(self.witness.open.values()):
             if request.engine is not None:
                 request.engine.disconnected(request, noticed=world.rng.random() < 0.6)

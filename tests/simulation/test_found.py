@@ -195,3 +195,30 @@ def test_no_count_is_believed_under_a_freeze_of_a_service_that_died() -> None:  
                 assert worker.residual != 0 or not world.engines[worker.endpoint.url].door
 
     play(story)
+
+
+def test_what_is_frozen_stays_so_from_the_moment_an_update_begins() -> None:  # P24
+    """A stronger pause that joins while the update still asks who else needs the weights thaws nobody."""
+
+    async def story(world: World, life: Life) -> None:
+        first, *others = world.engines.values()
+        first.crash()
+        first.come_back(0)
+        first.label = "7"
+        for worker in life.parts.pool.workers.values():
+            worker.doubt()
+        await asyncio.sleep(1.0)
+        for engine in others:
+            engine.set_slowness(5.0)
+        await asyncio.sleep(0.2)
+        assert any(worker.quarantine is not None for worker in life.parts.pool.workers.values())
+        await pause(life, mode="keep", deadline_s=2.0)
+        assert any(worker.frozen and worker.calls for worker in life.parts.pool.workers.values())
+        source = {"kind": "disk", "path": "/w/v1"}
+        update = world.spawn(life.call("update", lambda: life.service.update_weights(1, source)))
+        await asyncio.sleep(0.003)  # it asks the quarantined one for its label
+        stronger = world.spawn(pause(life, mode="wait", deadline_s=4.0))
+        await update
+        assert await stronger is not None
+
+    play(story)

@@ -161,7 +161,7 @@ class SimTransport:
                 strike.end()
 
     async def _late(self, engine: SimEngine, call: Call, delay_s: float) -> Reply:
-        await self._world.at_most(delay_s)
+        await self._world.at_most(delay_s, sent=True)
         while engine.frozen and engine.up:
             await asyncio.shield(engine.thawed)
         if not engine.up:

@@ -56,6 +56,7 @@ class World:
         self.service_died: Callable[[], None] = lambda: None
         self._context = contextvars.Context()
         self._held: dict[asyncio.Future[None], None] = {}
+        self._sent: dict[asyncio.Future[None], None] = {}
         self._to_resume: dict[asyncio.Future[None], None] = {}
         self._ambushes: dict[asyncio.Future[None], str] = {}
         self.faults.on_stand = self._stands
@@ -102,18 +103,29 @@ class World:
         """Start a task of the world's."""
         return self.loop.create_task(coroutine, context=self._context)
 
-    async def at_most(self, seconds: float) -> None:
-        """Wait that long, or until everything is healed."""
+    async def at_most(self, seconds: float, *, sent: bool = False) -> None:
+        """Wait that long, or until everything is healed; what was `sent`, no longer than its sender lives.
+
+        What a dead process has sent is in its engine's socket, and is read before what its successor sends.
+        """
         if self.faults.healed:
             return
         future = self.future()
         self._held[future] = None
+        if sent:
+            self._sent[future] = None
         timer = self.later(seconds, _wake, future)
         try:
             await future
         finally:
             timer.cancel()
             self._held.pop(future, None)
+            self._sent.pop(future, None)
+
+    def arrive(self) -> None:
+        """Let everything that was sent arrive: its sender died."""
+        for future in self._sent:
+            _wake(future)
 
     async def until_resumed(self) -> None:
         """Wait until a stage that is paused, or the next that will be, is resumed."""
