@@ -16,7 +16,7 @@ from rollout_svc.batches import Batches, Shortage
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config, WorkerConfig
-from rollout_svc.engines import Endpoint, SGLangDialect, Transport
+from rollout_svc.engines import Endpoint, Transport, candidates
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
@@ -40,6 +40,7 @@ from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_conte
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.breaker import Breaker
+from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
@@ -121,13 +122,14 @@ def prepare(config: Config) -> Prepared:
 
 
 def make_worker(worker_id: str, config: WorkerConfig, pool: WorkerPool, rng: Random) -> Worker:
-    """Make the service's view of an engine; `auto` is SGLang's dialect, the only one there is yet."""
+    """Make the service's view of an engine."""
     return Worker(
         worker_id=worker_id,
         endpoint=Endpoint(config.url, config.api_key, config.admin_key),
-        dialect=SGLangDialect(),
+        candidates=candidates(config.dialect),
         max_batch=config.max_batch,
         exclusive=config.exclusive,
+        stream=config.stream,
         breaker=Breaker(rng),
         on_change=pool.state_changed,
     )
@@ -150,10 +152,12 @@ def assemble(
     tasks = TaskOwner(on_death)
     transport, storage, processes = outside.transport(), outside.storage(), outside.processes()
     ledger, tally, buffer = Ledger(), Tally(), ReplayBuffer()
+    control = Control(transport)
     pool = WorkerPool(
         gate=gate,
         signals=signals,
         transport=transport,
+        control=control,
         tasks=tasks,
         bus=bus,
         rng=rng,
@@ -191,14 +195,15 @@ def assemble(
         new_id=outside.new_id,
     )
     fleet = Fleet(
-        transport=transport,
+        control=control,
         initial_version=config.trainer.initial_version,
         update_timeout_s=config.request_timeout_s,
     )
-    freezing = Freezing(pool=pool, transport=transport, tasks=tasks)
+    freezing = Freezing(pool=pool, control=control, tasks=tasks)
     supervisor = Supervisor(
         pool=pool,
         freezing=freezing,
+        control=control,
         transport=transport,
         tasks=tasks,
         admit=fleet.admit,
@@ -213,6 +218,7 @@ def assemble(
         draining=Draining(
             pool=pool,
             freezing=freezing,
+            control=control,
             supervisor=supervisor,
             tasks=tasks,
             abort_interval_s=config.pause.abort_interval_s,

@@ -139,7 +139,7 @@ class WorkerConfig(Settings):
     url: str
     """`http://` or `https://` address of the engine, unique in the fleet."""
     dialect: Dialect = "auto"
-    """Which engine it is; `auto` is SGLang, the only one there is yet."""
+    """Which engine it is; `auto` asks it."""
     api_key: Secret | None = Field(None, repr=False)
     """Sent with generation requests."""
     admin_key: Secret | None = Field(None, repr=False)
@@ -167,11 +167,6 @@ class WorkerConfig(Settings):
     @classmethod
     def _known_dialect(cls, dialect: Dialect) -> Dialect:
         return _only(dialect, "auto", "sglang")
-
-    @field_validator("stream")
-    @classmethod
-    def _no_stream(cls, stream: bool) -> bool:
-        return _only(stream, False)
 
 
 _ORDER_OF_A_FILE = ("shuffle", "seed", "epochs")

@@ -13,15 +13,20 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class VersionSpan(NamedTuple):
-    """Tokens `[start, end)` were made under `version`; None where the engine reports none."""
+    """Tokens `[start, end)` were made under `version`; None where nobody knows.
+
+    `confirmed` is false where the engine reports no versions: it is the one the request was dispatched under.
+    """
 
     version: int | None
     start: int
     end: int
+    confirmed: bool = True
 
-    def as_json(self) -> dict[str, int | None]:
-        """Return the record of the contract."""
-        return {"version": self.version, "start": self.start, "end": self.end}
+    def as_json(self) -> dict[str, int | bool | None]:
+        """Return the record of the contract; `confirmed` only where it is false."""
+        record: dict[str, int | bool | None] = {"version": self.version, "start": self.start, "end": self.end}
+        return record if self.confirmed else record | {"confirmed": False}
 
 
 class Segment(NamedTuple):

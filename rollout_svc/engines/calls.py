@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -9,9 +10,25 @@ import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.endpoint import Endpoint
+from rollout_svc.errors import WorkerFailure
 from rollout_svc.segment import FinishReason, VersionSpan
 
-__all__ = ["Call", "Completion", "Dialect", "EngineInfo", "GenerateRequest", "Reply", "Transport"]
+__all__ = [
+    "Call",
+    "Completion",
+    "Dialect",
+    "EngineInfo",
+    "EngineProfile",
+    "GenerateRequest",
+    "Health",
+    "LogprobMeaning",
+    "Reply",
+    "StreamReader",
+    "Transport",
+]
+
+LogprobMeaning = Literal["raw", "processed", "unknown"]
+"""What an engine's logprobs are of: the model's own distribution, or the one sampled from (temperature, top-p, …)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,8 @@ class Completion:
         logprobs: one natural-log probability for each.
         finish_reason: in our words.
         engine_finish_reason: in the engine's.
-        spans: weight versions over `ids`; None where the label is no integer or the engine reports none.
+        spans: weight versions over `ids`, None where the label is no integer; empty where the engine said nothing: the
+            pool stamps what it dispatched under.
         request_id: the wire id the engine says this answers; None where it does not say.
         labelled: the engine said which weights it has; a label that is no integer is version None.
         late: the lane's epoch closed before this was parsed.
@@ -82,10 +100,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine says of itself: its weight label as sent, and what its dialect can do with it."""
+    """What an engine says of its weights now: the label as sent, None where it has none."""
 
     weight_label: str | None
-    capabilities: tuple[str, ...] = ()
 
     @property
     def weight_version(self) -> int | None:
@@ -96,11 +113,70 @@ class EngineInfo:
             return None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """What an engine is, asked once when its worker registers; None where it does not say.
+
+    Attributes:
+        dialect: name of the dialect it was recognised by.
+        engine_version: the engine's own version.
+        capabilities: what it can do, of `abort abort_all count disk flush freeze_keep_kv freeze_drop_kv set_version
+            stream weight_version experts`.
+        logprobs: what its logprobs are of.
+        model: path or name of what it serves.
+        tokenizer: path or name of its tokenizer.
+        vocab_size: token ids it knows, 0 up to this.
+        context: most tokens of a sequence, prompt included.
+        max_running: requests it decodes together.
+        weight_label: its label for the weights that are loaded.
+        warnings: what will work, and should not be left so.
+    """
+
+    dialect: str
+    engine_version: str | None = None
+    capabilities: tuple[str, ...] = ()
+    logprobs: LogprobMeaning = "unknown"
+    model: str | None = None
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    context: int | None = None
+    max_running: int | None = None
+    weight_label: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Health(NamedTuple):
+    """What a probe found: somebody is there; it takes requests now; and why not."""
+
+    alive: bool
+    ready: bool
+    reason: str = ""
+
+
+class StreamReader(Protocol):
+    """Reads one answer that comes in parts; pure."""
+
+    def feed(self, payload: bytes) -> None:
+        """Take the payload of one server-sent event, `[DONE]` included; never raises."""
+
+    def completion(self) -> Completion:
+        """Read the whole answer once the stream has ended; raises as `parse_generate`, and where it was cut off."""
+
+    def partial(self) -> Completion | None:
+        """What has come so far, as an abort; None where that is nothing, or nothing valid."""
+
+
 class Transport(Protocol):
     """Carries calls to engines: `engines/http.py` over sockets, the simulator over nothing."""
 
     async def data(self, endpoint: Endpoint, call: Call) -> Reply:
         """Make a generation call; the caller bounds it. Raises WorkerFailure."""
+
+    async def stream(self, endpoint: Endpoint, call: Call, reader: StreamReader) -> Reply:
+        """Make a generation call whose answer comes in parts: a status 200 without a body means `reader` has it.
+
+        What came before a WorkerFailure, or before the caller was cancelled, is in `reader` all the same.
+        """
 
     async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
         """Make one short control attempt, at most `timeout_s` long. Raises WorkerFailure."""
@@ -110,21 +186,39 @@ class Transport(Protocol):
 
 
 class Dialect(Protocol):
-    """Pure translation for one kind of engine. Parsers raise WorkerFailure or SampleFailure, nothing else."""
+    """Pure translation for one kind of engine; one instance for each worker.
+
+    Parsers raise WorkerFailure or SampleFailure, nothing else.
+    """
 
     name: str
 
-    def generate(self, request: GenerateRequest) -> Call:
+    # -- generation: the wire id is 32 hex characters, new for every call; an engine's own id is derived from it -----
+
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Call:
         """Build the generation call."""
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read its answer."""
 
-    def abort(self, request_ids: list[str] | None) -> list[Call]:
-        """Build the calls that abort these requests, or everything for None."""
+    def reader(self) -> StreamReader:
+        """Make what reads a streamed answer."""
 
-    def ping(self) -> Call:
-        """Build the cheap liveness probe: it never generates and works while the engine is paused."""
+    def refuses(self, sampling: SamplingConfig) -> str | None:
+        """Say which sampling setting this engine cannot do, and why; None when it can do all."""
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    def probe(self) -> tuple[Call, ...]:
+        """Build the calls that find out what the engine is; they change nothing."""
+
+    def parse_probe(self, replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
+        """Read their answers, in order.
+
+        Raises:
+            WorkerFailure: `wrong_dialect` when this is another engine, with what it answered; `unfit` when it was
+                started without a switch it needs, naming that; else whatever kept the first call from its answer.
+        """
 
     def info(self) -> Call:
         """Build the call that tells the weight label."""
@@ -132,26 +226,37 @@ class Dialect(Protocol):
     def parse_info(self, reply: Reply) -> EngineInfo:
         """Read its answer; raises WorkerFailure."""
 
+    def ping(self) -> Call:
+        """Build the cheap probe: it never generates and works while the engine is paused."""
+
+    def parse_ping(self, reply: Reply) -> Health:
+        """Read its answer, whatever it is."""
+
     def loads(self) -> Call:
-        """Build the call that counts the engine's own running and waiting requests."""
+        """Build the call that counts the engine's own running and waiting requests; for capability `count`."""
 
     def parse_loads(self, reply: Reply) -> int:
         """Read the count; raises WorkerFailure."""
 
-    def update_from_disk(self, path: str, version: int, *, flush: bool = True) -> Call:
-        """Build the call that loads weights from a path and labels them; `flush`: and drops every cached prefix."""
+    # -- control: calls are made one after the other, each checked by `parse_done` ---------------------------
 
-    def set_version(self, version: int) -> Call:
-        """Build the call that labels the loaded weights, touching nothing else."""
+    def abort(self, request_ids: list[str] | None) -> list[Call]:
+        """Build the calls that abort these requests, or everything for None."""
 
-    def freeze(self, cache: Literal["keep", "drop"]) -> Call:
-        """Build the call that holds everything the engine runs; `cache`: what becomes of its KV cache."""
+    def update_from_disk(self, path: str, version: int, *, flush: bool = True) -> list[Call]:
+        """Load weights from a path and label them; `flush`: and drop every cached prefix. For capability `disk`."""
 
-    def thaw(self) -> Call:
-        """Build the call that lets it go on."""
+    def set_version(self, version: int) -> list[Call]:
+        """Label the loaded weights, touching nothing else; empty where the engine has no labels."""
 
-    def flush_cache(self) -> Call:
-        """Build the call that drops every cached prefix."""
+    def freeze(self, cache: Literal["keep", "drop"]) -> list[Call]:
+        """Hold everything the engine runs; `cache`: what becomes of its KV cache."""
+
+    def thaw(self) -> list[Call]:
+        """Let it go on."""
+
+    def flush_cache(self) -> list[Call]:
+        """Drop every cached prefix; empty where the engine has no way to."""
 
     def parse_done(self, reply: Reply) -> None:
         """Check that a control call succeeded; raises WorkerFailure with the engine's own words."""

@@ -5,7 +5,9 @@ Invariants:
 - Control calls never share a connection, a pool or a limit with generation.
 - In a loop with a lane for data (`loop.py`), data sockets are in it: a control answer is read in the next turn.
 - Every aiohttp error leaves as WorkerFailure; a cancellation leaves as itself.
-- A call is one attempt. Repeating is the caller's decision.
+- A call is one attempt, and repeating it is the caller's decision. A control call alone is written a second time when
+  the connection it was given turned out to be closed: each of them may be repeated, and an engine closes idle
+  connections, and those it failed on, without a word.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from typing import Any, Final, Self
 
 import aiohttp
 
-from rollout_svc.engines.calls import Call, Reply
+from rollout_svc.engines.calls import Call, Reply, StreamReader
 from rollout_svc.engines.endpoint import Endpoint
+from rollout_svc.engines.sse import EventSplitter
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.loop import in_bulk
 
@@ -30,6 +33,8 @@ __all__ = ["HttpTransport"]
 _KEEPALIVE_S: Final = 4.0
 _OK: Final = 200
 _CONNECT_S: Final = 10.0  # seconds for one TCP connect; a black-holed address otherwise takes minutes
+_EVENTS: Final = "text/event-stream"
+_CLOSED_UNDER_US: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 _CONTROL_PER_WORKER: Final = 8  # connections: one is kept warm, the rest only for bursts of aborts by id
 
 
@@ -90,11 +95,40 @@ class HttpTransport:
         """Make a generation call; the caller bounds it."""
         return await self._send(self._data, endpoint, call, endpoint.data_headers)
 
+    async def stream(self, endpoint: Endpoint, call: Call, reader: StreamReader) -> Reply:
+        """Make a generation call whose answer comes in parts; an engine that answers whole is read as ever."""
+        url = endpoint.url + call.path
+        with _failures(url):
+            response = await self._data.request(
+                call.method,
+                endpoint.at(call.path),
+                data=call.body,
+                headers=endpoint.data_headers,
+                allow_redirects=False,
+            )
+            try:
+                if response.status != _OK or response.content_type != _EVENTS:
+                    return Reply(
+                        response.status, await response.read(), _retry_after(response.headers.get("Retry-After"))
+                    )
+                splitter = EventSplitter()
+                async for data in response.content.iter_any():
+                    for payload in splitter.feed(data):
+                        reader.feed(payload)
+                return Reply(_OK, b"")
+            finally:
+                response.close()  # one that was read to its end has given its connection back already
+
     async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
         """Make one short control attempt, at most `timeout_s` long."""
         headers = endpoint.admin_headers if call.admin else endpoint.data_headers
         try:
             async with asyncio.timeout(timeout_s):
+                try:
+                    return await self._send(self._control, endpoint, call, headers)
+                except WorkerFailure as failure:
+                    if not isinstance(failure.__cause__, _CLOSED_UNDER_US):
+                        raise
                 return await self._send(self._control, endpoint, call, headers)
         except TimeoutError as error:
             raise WorkerFailure(
@@ -103,8 +137,7 @@ class HttpTransport:
 
     @staticmethod
     async def _send(session: aiohttp.ClientSession, endpoint: Endpoint, call: Call, headers: dict[str, str]) -> Reply:
-        url = endpoint.url + call.path
-        try:
+        with _failures(endpoint.url + call.path):
             response = await session.request(
                 call.method, endpoint.at(call.path), data=call.body, headers=headers, allow_redirects=False
             )
@@ -115,17 +148,36 @@ class HttpTransport:
             if response.status == _OK:
                 return Reply(_OK, body)
             return Reply(response.status, body, _retry_after(response.headers.get("Retry-After")))
-        except aiohttp.ClientConnectorError as error:
-            raise WorkerFailure("connection", f"{url}: {error}", hard=True) from error
-        except aiohttp.ServerTimeoutError as error:
-            raise WorkerFailure("connection", f"{url}: connect took over {_CONNECT_S:g} s", hard=True) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise WorkerFailure("connection", f"{url}: {error!r}", hard=True, accepted=True) from error
 
     async def close(self) -> None:
         """Close both sessions; idempotent."""
         await self._data.close()
         await self._control.close()
+
+
+class _failures:  # noqa: N801 - used as a function; a generator's context manager costs three times as much a call
+    """Turn what aiohttp raises into WorkerFailure."""
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, asyncio.CancelledError):
+            return
+        if isinstance(error, aiohttp.ClientConnectorError):
+            raise WorkerFailure("connection", f"{self._url}: {error}", hard=True) from error
+        if isinstance(error, aiohttp.ServerTimeoutError):
+            message = f"{self._url}: connect took over {_CONNECT_S:g} s"
+            raise WorkerFailure("connection", message, hard=True) from error
+        if isinstance(error, aiohttp.ClientError | OSError | ValueError):
+            raise WorkerFailure("connection", f"{self._url}: {error!r}", hard=True, accepted=True) from error
 
 
 def _data_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -10,31 +10,27 @@ Invariants:
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal
 
 import orjson
 
 from rollout_svc.config import SamplingConfig
-from rollout_svc.engines.calls import Call, Completion, EngineInfo, GenerateRequest, Reply
+from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
+from rollout_svc.engines.parsing import OK, check_numbers, control_body, excerpt, failure_of, first_of, version_of
+from rollout_svc.engines.sglang_stream import SGLangReader
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import FinishReason, VersionSpan
 
 __all__ = ["SGLangDialect"]
 
-_CAPABILITIES: Final = (*("abort", "abort_all", "count", "disk", "freeze_drop_kv", "freeze_keep_kv", "weight_version"),)
-_OK: Final = 200
-_SERVER_ERRORS: Final = 500
-_CLIENT_ERRORS: Final = 400
-# Statuses that speak of the worker (keys, route, load), not of the request.
-_WORKER_STATUSES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "overloaded"}
-_HARD_STATUSES: Final = frozenset({401, 403, 404})
+_CAPABILITIES: Final = (
+    *("abort", "abort_all", "count", "disk", "flush", "freeze_drop_kv", "freeze_keep_kv"),
+    *("set_version", "stream", "weight_version"),
+)
+_UNHEALTHY: Final = 503
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
-_DIGITS: Final = b"0123456789,"
-_NUMBER_TYPES: Final = frozenset({int, float})
-_LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
-_EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
 _CACHED_SPANS: Final = 1024  # spans of whole answers: few lengths and fewer labels, of values that never change
 _CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 
@@ -49,7 +45,7 @@ class SGLangDialect:
 
     # -- generation ------------------------------------------------------------------------------------------
 
-    def generate(self, request: GenerateRequest) -> Call:
+    def generate(self, request: GenerateRequest, *, stream: bool = False) -> Call:
         """Build `POST /generate`: token ids in, token ids and logprobs out."""
         params = {**self._sampling_params(request.sampling), "max_new_tokens": request.max_tokens}
         if request.seed is not None:
@@ -60,7 +56,7 @@ class SGLangDialect:
             "input_ids": request.input_ids,
             "sampling_params": params,
             "return_logprob": True,
-            "stream": False,
+            "stream": stream,
         }
         return Call("POST", "/generate", orjson.dumps(body))
 
@@ -86,31 +82,74 @@ class SGLangDialect:
             WorkerFailure: 401, 403, 404, 429 or 5xx.
             SampleFailure: any other status, or a body that is not a valid completion.
         """
-        if reply.status != _OK:
-            raise _failure_of(reply)
+        if reply.status != OK:
+            raise failure_of(reply)
         try:
             body = orjson.loads(reply.body)
-            meta = body["meta_info"]
-            ids = body["output_ids"]
-            finish = meta["finish_reason"]["type"]
-            pairs = meta["output_token_logprobs"]
-            logprobs = [pair[0] for pair, token in zip(pairs, ids, strict=True) if pair[1] == token]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise SampleFailure("invalid_response", f"{type(error).__name__}: {error}: {_excerpt(reply)}") from error
-        if not isinstance(finish, str) or finish not in _FINISH:
-            raise SampleFailure("invalid_response", f"unknown finish reason {finish!r}")
-        if len(logprobs) != len(ids):
-            raise SampleFailure("invalid_response", "output_token_logprobs do not belong to output_ids")
-        _check_numbers(ids, logprobs)
-        return Completion(
-            ids=ids,
-            logprobs=logprobs,
-            finish_reason=_FINISH[finish],
-            engine_finish_reason=finish,
-            spans=_spans(meta, len(ids)),
-            request_id=meta.get("id"),
-            labelled=meta.get("weight_version") is not None,
+        except ValueError as error:
+            raise SampleFailure("invalid_response", f"{error}: {excerpt(reply)}") from error
+        return _completion(body)
+
+    def reader(self) -> SGLangReader:
+        """Read a stream, cumulative (its default) or of deltas (`--incremental-streaming-output`)."""
+        return SGLangReader(_completion)
+
+    def refuses(self, sampling: SamplingConfig) -> str | None:  # noqa: ARG002 - all of it is there
+        """SGLang has a word for every sampling setting."""
+        return None
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    def probe(self) -> tuple[Call, ...]:
+        """`/model_info` is SGLang's alone; `/server_info` says more where it is there."""
+        return Call("GET", "/model_info"), Call("GET", "/server_info")
+
+    def parse_probe(self, replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
+        """Recognise SGLang by the keys of `/model_info`."""
+        first, second = replies
+        if isinstance(first, WorkerFailure):
+            raise first
+        try:
+            model = control_body(first)
+        except WorkerFailure as failure:
+            if failure.kind in ("not_found", "bad_body"):
+                raise WorkerFailure("wrong_dialect", f"GET /model_info: {failure}") from failure
+            raise
+        if "weight_version" not in model:
+            raise WorkerFailure("wrong_dialect", f"GET /model_info without weight_version: {excerpt(first)}")
+        server: dict[str, Any] = {}
+        if isinstance(second, Reply) and second.status == OK:
+            server = control_body(second)
+        label = model["weight_version"]
+        return EngineProfile(
+            dialect=self.name,
+            engine_version=first_of(str, server.get("version")),
+            capabilities=_CAPABILITIES,
+            logprobs="raw",
+            model=first_of(str, model.get("model_path"), server.get("model_path")),
+            tokenizer=first_of(str, model.get("tokenizer_path"), server.get("tokenizer_path")),
+            vocab_size=first_of(int, model.get("vocab_size"), server.get("vocab_size")),
+            context=first_of(int, server.get("context_length"), model.get("context_length")),
+            max_running=first_of(int, server.get("max_running_requests")),
+            weight_label=None if label is None else str(label),
         )
+
+    def info(self) -> Call:
+        """`/model_info` carries the weight label."""
+        return Call("GET", "/model_info")
+
+    def parse_info(self, reply: Reply) -> EngineInfo:
+        """Read the weight label."""
+        label = control_body(reply).get("weight_version")
+        return EngineInfo(weight_label=None if label is None else str(label))
+
+    def ping(self) -> Call:
+        """`/ping` only: `/health` generates, and marks a paused server unhealthy."""
+        return Call("GET", "/ping")
+
+    def parse_ping(self, reply: Reply) -> Health:
+        """503 is a flag that somebody's `/health` sets and only its next one takes back: there, but in doubt."""
+        return Health(alive=True, ready=reply.status != _UNHEALTHY, reason=f"GET /ping: HTTP {reply.status}")
 
     # -- control ---------------------------------------------------------------------------------------------
 
@@ -123,48 +162,31 @@ class SGLangDialect:
             for rid in request_ids
         ]
 
-    def ping(self) -> Call:
-        """`/ping` only: `/health` generates, and marks a paused server unhealthy."""
-        return Call("GET", "/ping")
-
-    def info(self) -> Call:
-        """`/model_info` carries the weight label."""
-        return Call("GET", "/model_info")
-
-    def parse_info(self, reply: Reply) -> EngineInfo:
-        """Read the weight label."""
-        body = _control_body(reply)
-        label = body.get("weight_version")
-        return EngineInfo(
-            weight_label=None if label is None else str(label),
-            capabilities=_CAPABILITIES,
-        )
-
     def loads(self) -> Call:
         """`/v1/loads`: one entry per data-parallel rank."""
         return Call("GET", "/v1/loads?include=core")
 
     def parse_loads(self, reply: Reply) -> int:
         """Sum running and waiting requests over the ranks."""
-        body = _control_body(reply)
+        body = control_body(reply)
         try:
             counts = [rank[key] for rank in body["loads"] for key in ("num_running_reqs", "num_waiting_reqs")]
         except (KeyError, TypeError) as error:
-            raise WorkerFailure("bad_loads", _excerpt(reply)) from error
+            raise WorkerFailure("bad_loads", excerpt(reply)) from error
         if not all(type(count) is int and count >= 0 for count in counts):  # one below 0 would hide a request
-            raise WorkerFailure("bad_loads", _excerpt(reply))
+            raise WorkerFailure("bad_loads", excerpt(reply))
         return sum(counts)
 
-    def freeze(self, cache: Literal["keep", "drop"]) -> Call:
+    def freeze(self, cache: Literal["keep", "drop"]) -> list[Call]:
         """`/pause_generation`: `in_place` moves nothing, `retract` puts requests back into the queue without cache."""
         body = {"mode": "in_place" if cache == "keep" else "retract"}
-        return Call("POST", "/pause_generation", orjson.dumps(body), admin=True)
+        return [Call("POST", "/pause_generation", orjson.dumps(body), admin=True)]
 
-    def thaw(self) -> Call:
+    def thaw(self) -> list[Call]:
         """`/continue_generation`; `torch_empty_cache` calls CUDA even where there is none."""
-        return Call("POST", "/continue_generation", b'{"torch_empty_cache":false}', admin=True)
+        return [Call("POST", "/continue_generation", b'{"torch_empty_cache":false}', admin=True)]
 
-    def update_from_disk(self, path: str, version: int, *, flush: bool = True) -> Call:
+    def update_from_disk(self, path: str, version: int, *, flush: bool = True) -> list[Call]:
         """`/update_weights_from_disk`; it flushes the cache as well, which fails while a frozen batch keeps its own."""
         body = {
             "model_path": path,
@@ -172,82 +194,58 @@ class SGLangDialect:
             "flush_cache": flush,
             "abort_all_requests": False,
         }
-        return Call("POST", "/update_weights_from_disk", orjson.dumps(body), admin=True)
+        return [Call("POST", "/update_weights_from_disk", orjson.dumps(body), admin=True)]
 
-    def set_version(self, version: int) -> Call:
+    def set_version(self, version: int) -> list[Call]:
         """`/update_weight_version`, sparing the requests that run."""
         body = {"new_version": str(version), "abort_all_requests": False}
-        return Call("POST", "/update_weight_version", orjson.dumps(body), admin=True)
+        return [Call("POST", "/update_weight_version", orjson.dumps(body), admin=True)]
 
-    def flush_cache(self) -> Call:
+    def flush_cache(self) -> list[Call]:
         """`/flush_cache`; refused by the engine while it is busy."""
-        return Call("POST", "/flush_cache", admin=True)
+        return [Call("POST", "/flush_cache", admin=True)]
 
     def parse_done(self, reply: Reply) -> None:
         """200, and `success` not false."""
-        if reply.status != _OK:
-            raise WorkerFailure(f"http_{reply.status}", _excerpt(reply))
-        if reply.body[:1] == b"{" and (body := _control_body(reply)).get("success") is False:
+        if reply.status != OK:
+            raise WorkerFailure(f"http_{reply.status}", excerpt(reply))
+        if reply.body[:1] == b"{" and (body := control_body(reply)).get("success") is False:
             raise WorkerFailure("refused", str(body.get("message", "")))
 
 
-def _failure_of(reply: Reply) -> WorkerFailure | SampleFailure:
-    status = reply.status
-    if status in _WORKER_STATUSES or status >= _SERVER_ERRORS:
-        kind = _WORKER_STATUSES.get(status, f"http_{status}")
-        return WorkerFailure(
-            kind, f"HTTP {status}: {_excerpt(reply)}", retry_after_s=reply.retry_after_s, hard=status in _HARD_STATUSES
-        )
-    if status >= _CLIENT_ERRORS:
-        return SampleFailure("rejected_by_engine", f"HTTP {status}: {_excerpt(reply)}")
-    return SampleFailure("invalid_response", f"HTTP {status}: {_excerpt(reply)}")
-
-
-def _excerpt(reply: Reply) -> str:
-    return reply.body[:_EXCERPT_CHARS].decode("utf-8", "replace")
-
-
-def _control_body(reply: Reply) -> dict[str, Any]:
-    if reply.status != _OK:
-        raise WorkerFailure(_WORKER_STATUSES.get(reply.status, f"http_{reply.status}"), _excerpt(reply))
+def _completion(body: Any) -> Completion:
+    """Read one answer; raises SampleFailure for a body that is not a valid completion."""
     try:
-        body = orjson.loads(reply.body)
-    except ValueError as error:
-        raise WorkerFailure("bad_body", _excerpt(reply)) from error
-    if not isinstance(body, dict):
-        raise WorkerFailure("bad_body", _excerpt(reply))
-    return body
+        meta = body["meta_info"]
+        ids = body["output_ids"]
+        finish = meta["finish_reason"]["type"]
+        pairs = meta["output_token_logprobs"]
+        logprobs = [pair[0] for pair, token in zip(pairs, ids, strict=True) if pair[1] == token]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise SampleFailure("invalid_response", f"{type(error).__name__}: {error}: {_shown(body)}") from error
+    if not isinstance(finish, str) or finish not in _FINISH:
+        raise SampleFailure("invalid_response", f"unknown finish reason {finish!r:.100}")
+    if len(logprobs) != len(ids):
+        raise SampleFailure("invalid_response", "output_token_logprobs do not belong to output_ids")
+    check_numbers(ids, logprobs)
+    return Completion(
+        ids=ids,
+        logprobs=logprobs,
+        finish_reason=_FINISH[finish],
+        engine_finish_reason=finish,
+        spans=_spans(meta, len(ids)),
+        request_id=meta.get("id"),
+        labelled=meta.get("weight_version") is not None,
+    )
 
 
-def _check_numbers(ids: list[int], logprobs: list[float]) -> None:
-    """Check types and ranges with loops that run in C and meet every element; JSON's booleans are no numbers."""
-    try:
-        # Integers >= 0 are written with digits alone; writing them is cheaper than looking at each.
-        valid = orjson.dumps(ids).translate(None, _DIGITS) == b"[]" and (not logprobs or _are_logprobs(logprobs))
-    except (OverflowError, TypeError):
-        valid = False
-    if not valid:
-        raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers <= 0")
-
-
-def _are_logprobs(values: list[float]) -> bool:
-    largest = max(values)
-    if not math.isfinite(sum(values)) or largest > _LOGPROB_ROUNDING:
-        return False
-    # What is no number could not be summed, save a boolean; true is too large, and false is not below 0.
-    return largest < 0 or _NUMBER_TYPES.issuperset(map(type, values))
+def _shown(body: object) -> str:
+    return excerpt(Reply(OK, repr(body).encode()))
 
 
 @lru_cache(maxsize=_CACHED_SPANS)
 def _one_span(label: str | None, length: int) -> tuple[VersionSpan, ...]:
-    return (VersionSpan(_version(label), 0, length),)
-
-
-def _version(label: object) -> int | None:
-    try:
-        return int(str(label))
-    except ValueError:
-        return None
+    return (VersionSpan(version_of(label), 0, length),)
 
 
 def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
@@ -259,7 +257,7 @@ def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
         label = meta.get("weight_version")
         return _one_span(label if label is None else str(label), length)
     try:
-        spans = tuple(VersionSpan(_version(s["version"]), int(s["start"]), int(s["end"])) for s in reported)
+        spans = tuple(VersionSpan(version_of(s["version"]), int(s["start"]), int(s["end"])) for s in reported)
     except (KeyError, TypeError, ValueError):
         return (VersionSpan(None, 0, length),)
     spans = tuple(span for span in spans if span.end > span.start)

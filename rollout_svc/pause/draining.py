@@ -15,8 +15,9 @@ from typing import Final
 from rollout_svc.pause.climb import Climb
 from rollout_svc.pause.plan import reabort_delays
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.control import CONTROL_TIMEOUT_S, Control
 from rollout_svc.workers.freezing import Freezing, can_freeze
-from rollout_svc.workers.pool import CONTROL_TIMEOUT_S, WorkerPool
+from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
 from rollout_svc.workers.worker import EngineCall, Worker
 
@@ -36,12 +37,14 @@ class Draining:
         *,
         pool: WorkerPool,
         freezing: Freezing,
+        control: Control,
         supervisor: Supervisor,
         tasks: TaskOwner,
         abort_interval_s: float,
     ) -> None:
         self._pool = pool
         self._freezing = freezing
+        self._control = control
         self._supervisor = supervisor
         self._tasks = tasks
         self._abort_interval_s = abort_interval_s
@@ -100,7 +103,7 @@ class Draining:
     async def _abort(self, worker: Worker, calls: list[EngineCall], climb: Climb) -> None:
         for call in calls:
             call.aborts += 1
-        if worker.exclusive and len(calls) == len(worker.calls):
+        if worker.exclusive and "abort_all" in worker.capabilities and len(calls) == len(worker.calls):
             await self._abort_all(worker, _timeout_s(climb.plan.report))
             return
         await self._pool.abort(worker, [call.request_id for call in calls], _timeout_s(climb.plan.report))
@@ -145,14 +148,14 @@ class Draining:
             going_on = climb.holds(worker) or await self._goes_on(worker, climb)
             leaving = {call.request_id for call in climb.calls(worker)}
             staying = [request_id for request_id in worker.calls if request_id not in leaving]
-            count = await self._supervisor.count(worker) if going_on else None
+            count = await self._control.count(worker) if going_on else None
             # A call that began meanwhile may not be there yet: subtracted, it would hide one that we look for.
             expected = sum(request_id in worker.calls for request_id in staying)
             tally.residual = worker.residual = None if count is None else max(0, count - expected)
             if tally.residual == 0:
                 climb.unconfirmed.pop(worker.worker_id, None)
                 return
-            if count and not worker.calls:
+            if count and not worker.calls and "abort_all" in worker.capabilities:
                 # It runs on what we do not wait for any more: a connection broke, or a call was cancelled.
                 await self._abort_all(worker, max(_COUNT_POLL_S, climb.last_look - loop.time()))
             if worker.worker_id not in climb.unconfirmed and (count is None or worker.quarantine is not None):

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rollout_svc.engines import EngineInfo, Transport
+from rollout_svc.engines import EngineInfo
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.workers.control import Control
 from rollout_svc.workers.worker import Worker
 
 __all__ = ["Fleet", "Source"]
@@ -43,13 +44,13 @@ class Source:
 class Fleet:
     """The fleet's weight version, and admission to it."""
 
-    def __init__(self, *, transport: Transport, initial_version: int, update_timeout_s: float) -> None:
+    def __init__(self, *, control: Control, initial_version: int, update_timeout_s: float) -> None:
         self.version = initial_version
         self._initial_version = initial_version
         self.source: Source | None = None
         self._settled = asyncio.Event()
         self._settled.set()
-        self._transport = transport
+        self._control = control
         self._update_timeout_s = update_timeout_s
         self._anyone = False
 
@@ -75,7 +76,8 @@ class Fleet:
         Returns:
             None when the worker may get traffic in this very step, else why not.
         """
-        worker.version = info.weight_version
+        if worker.labels:
+            worker.version = info.weight_version
         while True:
             await self._settled.wait()
             if not undisturbed():
@@ -116,29 +118,36 @@ class Fleet:
     async def ask(self, worker: Worker) -> int | None:
         """Which version does it say it has? None where it does not say, or does not answer."""
         try:
-            reply = await self._transport.control(worker.endpoint, worker.dialect.info(), _LABEL_S)
-            return worker.dialect.parse_info(reply).weight_version
+            return (await self._control.info(worker, _LABEL_S)).weight_version
         except WorkerFailure:
             return None
 
     async def load(self, worker: Worker, path: str, version: int) -> None:
         """Load weights from a path and have the engine confirm the label; raises WorkerFailure."""
-        call = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
-        worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, self._update_timeout_s))
-        await self.read_label(worker)
+        if "disk" not in worker.capabilities:
+            raise WorkerFailure("cannot", f"{worker.dialect.name} loads no weights from disk")
+        calls = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
+        await self._control.do(worker, calls, self._update_timeout_s)
+        await self._confirm(worker, version)
 
     async def set_label(self, worker: Worker, version: int) -> None:
         """Label the weights that are loaded and have the engine confirm; raises WorkerFailure."""
-        call = worker.dialect.set_version(version)
-        worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, _LABEL_S))
-        await self.read_label(worker)
+        await self._control.do(worker, worker.dialect.set_version(version), _LABEL_S)
+        await self._confirm(worker, version)
 
     async def flush(self, worker: Worker) -> None:
         """Drop every cached prefix; raises WorkerFailure."""
-        call = worker.dialect.flush_cache()
-        worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, _LABEL_S))
+        await self._control.do(worker, worker.dialect.flush_cache(), _LABEL_S)
+
+    async def _confirm(self, worker: Worker, version: int) -> None:
+        """Believe the engine, and ourselves only where it has no label to read."""
+        if worker.labels:
+            await self.read_label(worker)
+        else:
+            worker.version = version
 
     async def read_label(self, worker: Worker) -> None:
-        """Ask the engine which version it has; raises WorkerFailure."""
-        reply = await self._transport.control(worker.endpoint, worker.dialect.info(), _LABEL_S)
-        worker.version = worker.dialect.parse_info(reply).weight_version
+        """Ask the engine which version it has; one without labels has what we gave it. Raises WorkerFailure."""
+        info = await self._control.info(worker, _LABEL_S)
+        if worker.labels:
+            worker.version = info.weight_version

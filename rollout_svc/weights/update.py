@@ -95,7 +95,8 @@ class WeightUpdater:
     async def _waiting_for_weights(self, source: Source) -> list[Worker]:
         """Workers that are out of traffic for their version alone, and answer: they are brought along.
 
-        One with unlabelled weights can take new ones from disk as any other; to adopt weights it has to say which.
+        One with unlabelled weights can take new ones from disk as any other; to adopt weights it has to say which, or,
+        where its kind of engine never does, whoever moved them has to name it.
         """
         waiting = [
             worker
@@ -106,7 +107,7 @@ class WeightUpdater:
         return [
             worker
             for worker, answered in zip(waiting, answers, strict=True)
-            if answered and (source.path is not None or worker.version is not None)
+            if answered and (source.path is not None or worker.version is not None or _is_named(worker, source))
         ]
 
     def _take_out(self, odd: list[Worker], results: dict[str, dict[str, Any]]) -> None:
@@ -171,7 +172,7 @@ class WeightUpdater:
             previous: the version whose label is set to the new one; None where the worker has to report it itself.
         """
         await self._fleet.read_label(worker)
-        if worker.version == previous and previous != version:
+        if previous is not None and previous != version and (worker.version == previous or not worker.labels):
             await self._fleet.set_label(worker, version)
         elif worker.version != version:
             known = "" if previous is None else f"{previous} nor "
@@ -214,6 +215,11 @@ def _loading(workers: Iterable[Worker]) -> Iterator[None]:
 def _still(worker: Worker) -> bool:
     """Whether nothing of ours can make a token there: it is idle or frozen."""
     return not worker.calls or worker.frozen
+
+
+def _is_named(worker: Worker, source: Source) -> bool:
+    """Whether an engine that reports no versions was given the weights by the word of whoever moved them."""
+    return not worker.labels and source.workers is not None and worker.worker_id in source.workers
 
 
 def _was_given(worker: Worker, source: Source, since: float) -> bool:

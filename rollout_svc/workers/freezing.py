@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from rollout_svc.engines import Call, Transport
+from rollout_svc.engines import Call
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.tasks import TaskOwner
-from rollout_svc.workers.pool import CONTROL_TIMEOUT_S, WorkerPool
+from rollout_svc.workers.control import CONTROL_TIMEOUT_S, Control
+from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Cache, Freeze, Worker, WorkerState
 
 __all__ = ["Freezing", "can_freeze"]
@@ -26,6 +27,7 @@ __all__ = ["Freezing", "can_freeze"]
 _CAPABILITY: Final[dict[Cache, str]] = {"keep": "freeze_keep_kv", "drop": "freeze_drop_kv"}
 _THAW_S: Final = 10.0  # seconds an engine has to go on before what it holds is given up
 _LATE_S: Final = 30.0  # seconds in which a call without an answer may still arrive
+_NO_ROUTE: Final = frozenset({"http_404", "http_405", "http_501"})
 _FIRST_RETRY_S: Final = 0.05  # seconds between two attempts, doubling
 _RETRY_CAP_S: Final = 1.0
 
@@ -38,9 +40,9 @@ def can_freeze(worker: Worker, cache: Cache) -> bool:
 class Freezing:
     """Freezes and thaws; the state is each worker's `freeze`."""
 
-    def __init__(self, *, pool: WorkerPool, transport: Transport, tasks: TaskOwner) -> None:
+    def __init__(self, *, pool: WorkerPool, control: Control, tasks: TaskOwner) -> None:
         self._pool = pool
-        self._transport = transport
+        self._control = control
         self._tasks = tasks
         self._going_on: set[str] = set()
 
@@ -130,14 +132,15 @@ class Freezing:
 
     async def _thaw(self, worker: Worker, timeout_s: float) -> bool:
         before, worker.thaw_until = worker.thaw_until, asyncio.get_running_loop().time() + _LATE_S
-        done = await self._sent(worker, worker.dialect.thaw(), timeout_s)
+        done = await self._sent(worker, worker.dialect.thaw(), timeout_s, absent=worker.freeze is None)
         if done:
             worker.thaw_until = before
         return done
 
-    async def _sent(self, worker: Worker, call: Call, timeout_s: float) -> bool:
+    async def _sent(self, worker: Worker, calls: list[Call], timeout_s: float, *, absent: bool = False) -> bool:
+        """Make the calls; `absent`: an engine that has no such route is as well, for nobody can have frozen it."""
         try:
-            worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, timeout_s))
-        except WorkerFailure:
-            return False
+            await self._control.do(worker, calls, timeout_s)
+        except WorkerFailure as failure:
+            return absent and failure.kind in _NO_ROUTE
         return True

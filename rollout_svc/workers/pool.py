@@ -19,22 +19,24 @@ from typing import Final
 import orjson
 
 from rollout_svc.config import SamplingConfig
-from rollout_svc.engines import Completion, GenerateRequest, Reply, Transport
+from rollout_svc.engines import Completion, GenerateRequest, StreamReader, Transport
 from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, WorkerFailure
 from rollout_svc.events import EventBus, RequestAborted, RequestFinished, RequestRetried, WorkerChanged
 from rollout_svc.gate import LANES, Gate, Lane
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
+from rollout_svc.segment import VersionSpan
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.control import CONTROL_TIMEOUT_S, Control
 from rollout_svc.workers.line import Line, Wait
 from rollout_svc.workers.retry import retry
 from rollout_svc.workers.routing import choose
 from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worker, WorkerState
 
-__all__ = ["CONTROL_TIMEOUT_S", "WorkerPool"]
+__all__ = ["WorkerPool"]
 
-CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
+_OK: Final = 200
 _POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
 
 
@@ -47,6 +49,7 @@ class WorkerPool:
         gate: Gate,
         signals: GateSignals,
         transport: Transport,
+        control: Control,
         tasks: TaskOwner,
         bus: EventBus,
         rng: Random,
@@ -58,6 +61,7 @@ class WorkerPool:
         self._gate = gate
         self._signals = signals
         self._transport = transport
+        self._control = control
         self._tasks = tasks
         self._bus = bus
         self._rng = rng
@@ -180,12 +184,21 @@ class WorkerPool:
         call = EngineCall(request.request_id, sample.sample_id, lane, epoch, loop.time(), worker.version)
         worker.calls[call.request_id] = call
         self.in_flight[lane] += 1
+        reader = worker.dialect.reader() if worker.stream else None
         try:
-            reply = await self._exchange(worker, call, request)
-            completion = self._read(worker, call, request, reply)
+            completion = await self._exchange(worker, call, request, reader)
+            self._check(worker, call, request, completion)
         except WorkerFailure as failure:
             self._worker_failed(worker, call, sample, failure)
-            raise
+            partial = self._partial(worker, call, request, reader)
+            if partial is None:
+                raise
+            return partial
+        except Interrupted:
+            partial = self._partial(worker, call, request, reader)
+            if partial is None:
+                raise
+            return partial
         except SampleFailure:
             worker.breaker.succeeded()  # it answered: what is wrong is the answer
             raise
@@ -203,12 +216,21 @@ class WorkerPool:
         self._answered(worker, call, completion)
         return completion
 
-    async def _exchange(self, worker: Worker, call: EngineCall, request: GenerateRequest) -> Reply:
+    async def _exchange(
+        self, worker: Worker, call: EngineCall, request: GenerateRequest, reader: StreamReader | None
+    ) -> Completion:
         """Send and receive under the call's own scope, which anyone may end."""
         self._watch_deadlines()
+        dialect = worker.dialect
         try:
             with call:
-                return await self._transport.data(worker.endpoint, worker.dialect.generate(request))
+                if reader is None:
+                    return dialect.parse_generate(
+                        await self._transport.data(worker.endpoint, dialect.generate(request))
+                    )
+                built = dialect.generate(request, stream=True)
+                reply = await self._transport.stream(worker.endpoint, built, reader)
+                return dialect.parse_generate(reply) if reply.body or reply.status != _OK else reader.completion()
         except CallEnded:
             reason = call.cancelled_for
             self._bus.emit(RequestAborted(call.sample_id, worker.worker_id, str(reason)))
@@ -241,20 +263,38 @@ class WorkerPool:
                 call.cancel("timeout")
         self._watch_deadlines()
 
-    def _read(self, worker: Worker, call: EngineCall, request: GenerateRequest, reply: Reply) -> Completion:
-        completion = worker.dialect.parse_generate(reply)
+    def _check(self, worker: Worker, call: EngineCall, request: GenerateRequest, completion: Completion) -> None:
+        """Check an answer against what was asked for, and against what is known of whom it comes from."""
         if completion.request_id is not None and completion.request_id != request.request_id:
             raise SampleFailure("invalid_response", f"the answer to another request: {completion.request_id!r:.200}")
         if len(completion.ids) > request.max_tokens:
             raise SampleFailure(
                 "invalid_response", f"{len(completion.ids)} tokens, but only {request.max_tokens} were asked for"
             )
+        if not completion.spans and completion.ids:
+            # The engine reports no version: it is that of the dispatch, unless weights came in between.
+            version = call.version if call.version == worker.version else None
+            completion.spans = (VersionSpan(version, 0, len(completion.ids), confirmed=False),)
         self._refuse_other_weights(worker, call, completion)
         completion.late = call.epoch != self._gate.epoch(call.lane)
         if completion.finish_reason == "abort" and not (completion.ids or completion.late or call.aborts):
             raise WorkerFailure("engine_abort", f"{worker.worker_id} aborted a request that nobody asked it to abort")
         completion.worker = worker.worker_id
-        return completion
+
+    def _partial(
+        self, worker: Worker, call: EngineCall, request: GenerateRequest, reader: StreamReader | None
+    ) -> Completion | None:
+        """What a stream had brought when its call ended early: an abort, which goes on elsewhere with its prefix."""
+        partial = None if reader is None else reader.partial()
+        if partial is None:
+            return None
+        partial.finish_reason = "abort"
+        call.aborts += 1  # nobody has to have asked the engine for it
+        try:
+            self._check(worker, call, request, partial)
+        except (SampleFailure, WorkerFailure):
+            return None
+        return partial
 
     @staticmethod
     def _refuse_other_weights(worker: Worker, call: EngineCall, completion: Completion) -> None:
@@ -333,7 +373,7 @@ class WorkerPool:
             if remaining <= 0:
                 return False
             try:
-                worker.dialect.parse_done(await self._transport.control(worker.endpoint, call, remaining))
+                await self._control.do(worker, [call], remaining)
             except WorkerFailure as failure:
                 taken = False
                 if failure.kind == "connection":

@@ -19,11 +19,12 @@ from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import EngineInfo, GenerateRequest, Transport
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
-from rollout_svc.workers.pool import CONTROL_TIMEOUT_S, WorkerPool
+from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
-__all__ = ["Admit", "Supervisor"]
+__all__ = ["REFUSING", "Admit", "Supervisor"]
 
 Admit = Callable[[Worker, EngineInfo, Callable[[], bool]], Awaitable[str | None]]
 """Brings a worker to the current weights, as long as the callable says that nothing came in between."""
@@ -36,7 +37,8 @@ _RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined work
 _REFUSED_CAP_S: Final = 30.0  # seconds between two tries to bring the weights to a worker that refuses them
 _CANARY_S: Final = 10.0  # seconds a quarantined engine has to make one token
 _CANARY_SAMPLING: Final = SamplingConfig(max_tokens=1)
-_REFUSING: Final = frozenset({"unauthorized", "forbidden", "not_found"})  # it answers, and says no
+REFUSING: Final = frozenset({"unauthorized", "forbidden", "not_found", "unfit", "wrong_dialect"})
+"""Kinds of failure of an engine that answers, and says no: waiting does not help."""
 
 
 class Supervisor:
@@ -47,6 +49,7 @@ class Supervisor:
         *,
         pool: WorkerPool,
         freezing: Freezing,
+        control: Control,
         transport: Transport,
         tasks: TaskOwner,
         admit: Admit,
@@ -55,6 +58,7 @@ class Supervisor:
     ) -> None:
         self._pool = pool
         self._freezing = freezing
+        self._control = control
         self._transport = transport
         self._tasks = tasks
         self._admit = admit
@@ -83,21 +87,14 @@ class Supervisor:
         """Let in again."""
         self._admitting.set()
 
-    async def count(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> int | None:
-        """The engine's own count of running and waiting requests; None when it cannot be had."""
-        try:
-            reply = await self._transport.control(worker.endpoint, worker.dialect.loads(), timeout_s)
-            return worker.dialect.parse_loads(reply)
-        except WorkerFailure:
-            return None
-
     async def _run(self, worker: Worker) -> None:
         while self._pool.workers.get(worker.worker_id) is worker:
             await self._steps[worker.state](worker)
 
-    async def _info(self, worker: Worker) -> EngineInfo:
-        reply = await self._transport.control(worker.endpoint, worker.dialect.info(), CONTROL_TIMEOUT_S)
-        return worker.dialect.parse_info(reply)
+    async def _look(self, worker: Worker) -> EngineInfo:
+        """Find out what is there: it may be another engine than it was."""
+        await self._control.probe(worker)
+        return await self._control.info(worker)
 
     # -- one step per state ----------------------------------------------------------------------------------
 
@@ -106,9 +103,9 @@ class Supervisor:
         wait_s = _FIRST_REACH_S
         while worker.state is WorkerState.STARTING:
             try:
-                info = await self._info(worker)
+                info = await self._look(worker)
             except WorkerFailure as failure:
-                if failure.kind in _REFUSING:
+                if failure.kind in REFUSING:
                     worker.breaker.trip(asyncio.get_running_loop().time())
                     worker.become(WorkerState.RECOVERING, str(failure))
                     return
@@ -119,7 +116,7 @@ class Supervisor:
                 await self._let_in(worker, info)
 
     async def _watch(self, worker: Worker) -> None:
-        """ACTIVE: ping; an engine that refuses connections, or stays silent, is dead.
+        """ACTIVE: ping; an engine that refuses connections, or stays silent, is dead; one not ready has no traffic.
 
         One whose connection broke is asked for its weights instead, at once: it may be another process by now.
         """
@@ -131,9 +128,9 @@ class Supervisor:
             return
         try:
             if worker.unsure:
-                self._assure(worker, await self._info(worker))
+                self._assure(worker, await self._control.info(worker))
             else:
-                await self._transport.control(worker.endpoint, worker.dialect.ping(), CONTROL_TIMEOUT_S)
+                await self._check_health(worker)
         except WorkerFailure as failure:
             if _is_lost(worker, failure) and worker.state is WorkerState.ACTIVE:
                 self._declare_dead(worker, str(failure))
@@ -141,11 +138,26 @@ class Supervisor:
             worker.probe_failures = 0
             await self._freezing.thaw_late(worker)
 
+    async def _check_health(self, worker: Worker) -> None:
+        """Ping; raises WorkerFailure where nobody is there. A frozen engine is not ready, and one that answers is."""
+        answered = worker.answered
+        health = await self._control.ping(worker)
+        if not health.alive:
+            raise WorkerFailure("unhealthy", health.reason, accepted=True)
+        if not health.ready and worker.freeze is None and worker.answered == answered == worker.answered_before:
+            worker.breaker.trip(asyncio.get_running_loop().time())
+            if worker.state is WorkerState.ACTIVE:
+                worker.become(WorkerState.RECOVERING, f"it is not ready: {health.reason}")
+        worker.answered_before = answered
+
     def _assure(self, worker: Worker, info: EngineInfo) -> None:
         """Give an engine that still has its weights its traffic back, and take any other out."""
         if worker.state is not WorkerState.ACTIVE:
             return
-        if info.weight_version == worker.version:
+        if not worker.labels:
+            worker.version = None  # it may be another process by now, and cannot say what it has
+            worker.put_in_quarantine("version", "its connection broke, and it reports no weight version")
+        elif info.weight_version == worker.version:
             worker.unsure = False
             self._pool.changed()
         else:
@@ -154,6 +166,8 @@ class Supervisor:
 
     def _declare_dead(self, worker: Worker, reason: str) -> None:
         worker.breaker.trip(asyncio.get_running_loop().time())
+        if not worker.labels:
+            worker.version = None
         worker.become(WorkerState.DEAD, reason)
         _end_calls(worker)
 
@@ -164,9 +178,14 @@ class Supervisor:
             await _attention(worker, wait_s)
             return
         try:
-            info = await self._info(worker)
+            info = await self._look(worker)
+            health = await self._control.ping(worker)
         except WorkerFailure as failure:
             worker.reason = str(failure)
+            worker.breaker.trip(asyncio.get_running_loop().time())
+            return
+        if not (health.alive and health.ready) and not await self._works(worker):
+            worker.reason = f"it is not ready: {health.reason}"
             worker.breaker.trip(asyncio.get_running_loop().time())
             return
         if worker.state in (WorkerState.RECOVERING, WorkerState.DEAD):
@@ -186,7 +205,7 @@ class Supervisor:
         if quarantine.kind == "residual":
             if not await self._freezing.thaw_found(worker):
                 return  # whoever froze it: a count says nothing of what waits at a frozen engine's door
-            count = await self.count(worker)
+            count = await self._control.count(worker)
             # With calls of another lane open it cannot be told: an answer may be on its way, a request not there yet.
             worker.residual = count if not count or not worker.calls else None
             waited = asyncio.get_running_loop().time() - quarantine.since
@@ -197,7 +216,7 @@ class Supervisor:
         if worker.quarantine is not quarantine:
             return
         try:
-            info = await self._info(worker)
+            info = await self._control.info(worker)
         except WorkerFailure as failure:
             worker.reason = f"{quarantine.kind}: {failure}"
             return
@@ -211,7 +230,7 @@ class Supervisor:
             return
         await _attention(worker, _PROBE_S)
         try:
-            await self._transport.control(worker.endpoint, worker.dialect.ping(), CONTROL_TIMEOUT_S)
+            await self._control.ping(worker)
         except WorkerFailure as failure:
             if _is_lost(worker, failure):
                 _end_calls(worker)
@@ -221,7 +240,6 @@ class Supervisor:
     # -- parts -----------------------------------------------------------------------------------------------
 
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
-        worker.capabilities = info.capabilities
         before, quarantine = worker.state, worker.quarantine
 
         def undisturbed() -> bool:
@@ -248,6 +266,10 @@ class Supervisor:
             worker.put_in_quarantine("version", kept_out)
         else:
             worker.reason = kept_out
+
+    async def _works(self, worker: Worker) -> bool:
+        """Whether an engine that calls itself not ready generates all the same; not asked while a pause climbs."""
+        return self._admitting.is_set() and worker.freeze is None and await self._canary(worker)
 
     async def _canary(self, worker: Worker) -> bool:
         """Generate one token and abort it: does the engine work at all?"""

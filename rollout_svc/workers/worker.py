@@ -16,7 +16,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from rollout_svc.engines import Dialect, Endpoint
+from rollout_svc.engines import Dialect, Endpoint, EngineProfile
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
 
@@ -160,12 +160,14 @@ class Worker:
         "_on_change",
         "active_since",
         "answered",
+        "answered_before",
         "attention",
         "breaker",
         "calls",
-        "capabilities",
+        "candidates",
         "dialect",
         "endpoint",
+        "engines",
         "exclusive",
         "flushed",
         "freeze",
@@ -175,12 +177,14 @@ class Worker:
         "loading",
         "max_batch",
         "probe_failures",
+        "profile",
         "quarantine",
         "reason",
         "refusals",
         "residual",
         "single_aborts",
         "state",
+        "stream",
         "switching",
         "thaw_until",
         "unsure",
@@ -193,28 +197,33 @@ class Worker:
         *,
         worker_id: str,
         endpoint: Endpoint,
-        dialect: Dialect,
+        candidates: tuple[Dialect, ...],
         max_batch: int | None,
         exclusive: bool,
+        stream: bool,
         breaker: Breaker,
         on_change: Callable[[Worker, WorkerState, WorkerState, str], None],
     ) -> None:
         self.worker_id = worker_id
         self.endpoint = endpoint
-        self.dialect = dialect
+        self.engines: tuple[Endpoint, ...] = (endpoint,)
+        self.candidates = candidates
+        self.dialect = candidates[0]
+        self.profile: EngineProfile | None = None
         self.max_batch = max_batch
         self.exclusive = exclusive
+        self.stream = stream
         self.breaker = breaker
         self.limit = 0
         self.state = WorkerState.STARTING
         self.reason = "not reached yet"
         self.calls: dict[str, EngineCall] = {}
-        self.capabilities: tuple[str, ...] = ()
         self.version: int | None = None
         self.active_since = 0.0
         self.flushed: int | None = None
         self.single_aborts = asyncio.Semaphore(_SINGLE_ABORTS)
         self.answered = 0
+        self.answered_before = 0  # at the last ping
         self.probe_failures = 0
         self.refusals = 0
         self.residual: int | None = None
@@ -260,6 +269,20 @@ class Worker:
         """Whether requests are frozen there whose KV cache was asked to stay."""
         return self.frozen and bool(self.calls) and self.freeze is not None and self.freeze.cache == "keep"
 
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What its engine can do; nothing while it has not said."""
+        return () if self.profile is None else self.profile.capabilities
+
+    @property
+    def labels(self) -> bool:
+        """Whether its engine reports weight versions; else what it has is what we know we gave it."""
+        return "weight_version" in self.capabilities
+
+    def introduce(self, dialect: Dialect, profile: EngineProfile) -> None:
+        """It said what it is: it is spoken to so from now on."""
+        self.dialect, self.profile = dialect, profile
+
     def thawed(self, now: float) -> None:
         """It goes on: the time limits of what it held start counting again."""
         if self.freeze is not None:
@@ -303,12 +326,14 @@ class Worker:
         return {
             "id": self.worker_id,
             "url": self.endpoint.url,
-            "dialect": self.dialect.name,
+            "dialect": self.dialect.name if self.profile is not None or len(self.candidates) == 1 else "auto",
             "state": str(self.state),
             "reason": self.reason,
             "in_flight": len(self.calls),
             "limit": self.limit,
             "capabilities": list(self.capabilities),
+            "engine_version": None if self.profile is None else self.profile.engine_version,
+            "model": None if self.profile is None else self.profile.model,
             "weight_version": self.version,
             "frozen": self.freeze is not None,
         }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import orjson
 
 from rollout_svc.engines import Endpoint, Reply
-from rollout_svc.engines.calls import Call
+from rollout_svc.engines.calls import Call, StreamReader
 from rollout_svc.errors import WorkerFailure
 from tests.simulation import doors
 from tests.simulation.engine import Request, SimEngine
@@ -109,6 +109,10 @@ class SimTransport:
     def _refuse(self, engine: SimEngine) -> None:
         if not engine.up or engine.refusing:
             raise WorkerFailure("connection", f"{engine.url}: refused", hard=True)
+
+    async def stream(self, endpoint: Endpoint, call: Call, reader: StreamReader) -> NoReturn:
+        """No worker here streams."""
+        raise NotImplementedError
 
     async def control(self, endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
         """Make one short control attempt."""

@@ -42,9 +42,10 @@ def make_worker(worker_id: str, look: Look) -> Worker:
     worker = Worker(
         worker_id=worker_id,
         endpoint=Endpoint("http://127.0.0.1:1", None, None),
-        dialect=SGLangDialect(),
+        candidates=(SGLangDialect(),),
         max_batch=None,
         exclusive=True,
+        stream=False,
         breaker=Breaker(Random(0)),
         on_change=lambda *_: None,
     )

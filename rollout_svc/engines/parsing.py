@@ -1,0 +1,98 @@
+"""What every dialect's parser needs: checks of numbers, failures by status, an excerpt for an error message.
+
+Invariants:
+
+- Pure, and knows no engine: what a status means here it means at any of them.
+- A failure that speaks of the worker (keys, route, load) is never the sample's, and the other way round.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import orjson
+
+from rollout_svc.engines.calls import Reply
+from rollout_svc.errors import SampleFailure, WorkerFailure
+
+__all__ = ["check_numbers", "control_body", "excerpt", "failure_of", "first_of", "version_of"]
+
+OK: Final = 200
+_SERVER_ERRORS: Final = 500
+_CLIENT_ERRORS: Final = 400
+# Statuses that speak of the worker (keys, route, load), not of the request.
+_WORKER_STATUSES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "overloaded"}
+_HARD_STATUSES: Final = frozenset({401, 403, 404})
+_DIGITS: Final = b"0123456789,"
+_NUMBER_TYPES: Final = frozenset({int, float})
+_LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
+_EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
+
+
+def failure_of(reply: Reply) -> WorkerFailure | SampleFailure:
+    """Make the failure that a generation answered by anything but 200 is."""
+    status = reply.status
+    if status in _WORKER_STATUSES or status >= _SERVER_ERRORS:
+        kind = _WORKER_STATUSES.get(status, f"http_{status}")
+        return WorkerFailure(
+            kind, f"HTTP {status}: {excerpt(reply)}", retry_after_s=reply.retry_after_s, hard=status in _HARD_STATUSES
+        )
+    if status >= _CLIENT_ERRORS:
+        return SampleFailure("rejected_by_engine", f"HTTP {status}: {excerpt(reply)}")
+    return SampleFailure("invalid_response", f"HTTP {status}: {excerpt(reply)}")
+
+
+def excerpt(reply: Reply) -> str:
+    """The beginning of a body, for a person."""
+    return reply.body[:_EXCERPT_CHARS].decode("utf-8", "replace")
+
+
+def control_body(reply: Reply) -> dict[str, Any]:
+    """Read the JSON object a control call answered; raises WorkerFailure."""
+    if reply.status != OK:
+        kind = _WORKER_STATUSES.get(reply.status, f"http_{reply.status}")
+        raise WorkerFailure(kind, f"HTTP {reply.status}: {excerpt(reply)}")
+    try:
+        body = orjson.loads(reply.body)
+    except ValueError as error:
+        raise WorkerFailure("bad_body", excerpt(reply)) from error
+    if not isinstance(body, dict):
+        raise WorkerFailure("bad_body", excerpt(reply))
+    return body
+
+
+def first_of(kind: type, *values: object) -> Any:
+    """The first value of that very type (a boolean is no integer); None when there is none."""
+    return next((value for value in values if type(value) is kind), None)
+
+
+def check_numbers(ids: list[int], logprobs: list[float]) -> None:
+    """Check types and ranges with loops that run in C and meet every element; JSON's booleans are no numbers.
+
+    Raises:
+        SampleFailure: `invalid_response`.
+    """
+    try:
+        # Integers >= 0 are written with digits alone; writing them is cheaper than looking at each.
+        valid = orjson.dumps(ids).translate(None, _DIGITS) == b"[]" and (not logprobs or _are_logprobs(logprobs))
+    except (OverflowError, TypeError):
+        valid = False
+    if not valid:
+        raise SampleFailure("invalid_response", "ids must be integers >= 0 and logprobs finite numbers <= 0")
+
+
+def _are_logprobs(values: list[float]) -> bool:
+    largest = max(values)
+    if not math.isfinite(sum(values)) or largest > _LOGPROB_ROUNDING:
+        return False
+    # What is no number could not be summed, save a boolean; true is too large, and false is not below 0.
+    return largest < 0 or _NUMBER_TYPES.issuperset(map(type, values))
+
+
+def version_of(label: object) -> int | None:
+    """The version a label means; None for one that is no integer."""
+    try:
+        return int(str(label))
+    except ValueError:
+        return None
