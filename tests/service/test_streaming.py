@@ -1,0 +1,101 @@
+"""Workers with `stream: true`: tokens that were received stay, however their call ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout_svc.engines import SGLangDialect
+from rollout_svc.engines.sglang_stream import SGLangReader
+from tests.support.fake_sglang import Cut, FakeSGLang, Reply
+from tests.support.stage import PROMPT, stage
+
+
+class Heard(SGLangDialect):
+    """The dialect, telling when an event has reached its reader: what a connection that breaks may no longer carry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = asyncio.Event()
+
+    def reader(self) -> SGLangReader:
+        """A reader that tells."""
+        event = self.event
+
+        class Reader(SGLangReader):
+            def feed(self, payload: bytes) -> None:
+                super().feed(payload)
+                event.set()
+
+        return Reader(super().reader()._parse)
+
+
+def streaming(*engines: FakeSGLang) -> list[dict[str, Any]]:
+    """These engines as workers that stream."""
+    return [{"url": engine.url, "stream": True} for engine in engines]
+
+
+async def test_a_streamed_answer_is_an_answer() -> None:
+    """A batch is the same whether its answers came whole or in parts."""
+    async with FakeSGLang(weight_version="0") as engine, stage(*streaming(engine), pushed=1) as made:
+        await engine.wait_running(1)
+        [call] = engine.calls("running")
+        assert call.body["stream"] is True
+        engine.advance(call, 2)
+        engine.release(tokens=[7, 8, 9])
+        [record] = (await made.take())["groups"][0]["samples"]
+        assert (record["response_ids"], record["finish_reason"]) == ([7, 8, 9], "stop")
+        assert record["weight_versions"] == [{"version": 0, "start": 0, "end": 3}]
+
+
+async def test_a_cancelled_call_keeps_the_tokens_it_had() -> None:
+    """The engine does not listen: the call is closed at its rung, and goes on from what had come."""  # P10
+    engine = FakeSGLang(weight_version="0", handler_cancellation=True)
+    async with engine, stage(*streaming(engine), pushed=1) as made:
+        await engine.wait_running(1)
+        engine.advance(engine.calls("running")[0], 3)
+        engine.lose_aborts = True
+        report = await made.pause(1.0)
+        tally = report.workers["w0"]
+        assert (tally.in_flight, tally.answered, tally.cancelled) == (1, 0, 1)
+        [sample] = made.live_groups()[0].samples
+        assert (str(sample.status), len(sample.response_ids)) == ("ABORTED", 3)
+        had = list(sample.response_ids)
+        engine.lose_aborts = False
+        await made.resume()
+        await engine.wait_running(1)
+        again = engine.calls("running")[0]
+        assert again.prompt_ids == [*PROMPT, 0, *had]
+        assert again.max_new_tokens == 16 - 3
+        engine.release(tokens=[9])
+        [record] = (await made.take())["groups"][0]["samples"]
+        assert record["response_ids"] == [*had, 9]
+
+
+@pytest.mark.parametrize("how", ["cut", "killed"])
+async def test_what_a_lost_engine_had_sent_moves_with_its_sample(how: str) -> None:
+    """A connection that breaks in a stream costs nothing that was received: it goes on from there."""  # P19
+    one, other = FakeSGLang(weight_version="0"), FakeSGLang(weight_version="0")
+    async with one, other, stage(*streaming(one, other)) as made:
+        made.worker(0).dialect = heard = Heard()
+        await made.push(1)
+        await one.wait_running(1)
+        one.advance(one.calls("running")[0], 4)
+        await heard.event.wait()
+        if how == "cut":
+            one.release(fate=Cut(Reply(tokens=5)))
+        else:
+            await one.kill()
+        waits = [made.start(engine.wait_running(1)) for engine in (one, other)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        [(engine, again)] = [(engine, call) for engine in (one, other) for call in engine.calls("running")]
+        assert len(again.prompt_ids) == len(PROMPT) + 1 + 4
+        assert (how, engine) != ("killed", one)
+        engine.release(tokens=[9])
+        [record] = (await made.take())["groups"][0]["samples"]
+        assert len(record["response_ids"]) == 5
+        assert record["loss_mask"] == [1] * 5
