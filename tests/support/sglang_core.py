@@ -177,6 +177,7 @@ class Core:
         if call.state != "over":
             self._leave(call)
             call.outcome.cancel()
+            call.news.set()  # whoever streams it finds it gone
         self.changed()
 
     def advance(self, call: Call, tokens: int) -> None:
@@ -269,6 +270,7 @@ class Core:
             call.state = "over"
             if not call.outcome.done():
                 call.outcome.set_result(Reset())
+            call.news.set()
         self.live.clear()
         self.held_aborts.clear()
         self.paused, self.draining, self.weight_version = None, 0, DEFAULT_WEIGHT_VERSION
