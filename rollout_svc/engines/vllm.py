@@ -173,14 +173,18 @@ class VLLMDialect:
         return [Call("POST", "/resume", admin=True)]
 
     def update_from_disk(self, path: str, version: int, *, flush: bool = True) -> list[Call]:
-        """Reload the weights in every worker process, drop cached prefixes, label: in this order."""
+        """Reload the weights in every worker process, drop cached prefixes, label: in this order.
+
+        A load that fails leaves no weights at all, and an engine that is well by every other account: only its label
+        can say so, and does until the last step.
+        """
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         load = Call("POST", "/collective_rpc", orjson.dumps(body), admin=True)
-        return [load, *(self.flush_cache() if flush else ()), *self.set_version(version)]
+        return [_label(f"loading {version}"), load, *(self.flush_cache() if flush else ()), *self.set_version(version)]
 
     def set_version(self, version: int) -> list[Call]:
-        """`/update_weight_version`: a label, no more."""
-        return [Call("POST", "/update_weight_version", orjson.dumps({"new_version": str(version)}), admin=True)]
+        """`/update_weight_version`: a label, no more; none where nobody can set it."""
+        return [_label(str(version))] if self._labels else []
 
     def flush_cache(self) -> list[Call]:
         """`/reset_prefix_cache`: answers `success: false` while requests hold blocks."""
@@ -192,3 +196,7 @@ class VLLMDialect:
             raise WorkerFailure(f"http_{reply.status}", excerpt(reply))
         if reply.body[:1] == b"{" and control_body(reply).get("success") is False:
             raise WorkerFailure("refused", excerpt(reply))
+
+
+def _label(label: str) -> Call:
+    return Call("POST", "/update_weight_version", orjson.dumps({"new_version": label}), admin=True)

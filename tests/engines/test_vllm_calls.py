@@ -136,16 +136,18 @@ def test_freezing_says_what_becomes_of_the_cache() -> None:
     assert DIALECT.thaw() == [Call("POST", "/resume", admin=True)]
 
 
-def test_weights_from_disk_are_three_steps() -> None:
-    """Load, drop what was cached under the old ones, then label: a failure leaves the old label."""  # P24, P25
-    load, flush, label = DIALECT.update_from_disk("/weights/7", 7)
+def test_weights_from_disk() -> None:
+    """Load, drop what was cached under the old ones, then label: until then the label is none."""  # P24, P25
+    before, load, flush, label = DIALECT.update_from_disk("/weights/7", 7)
+    assert (before.path, body_of(before)) == ("/update_weight_version", {"new_version": "loading 7"})
+    assert DIALECT.parse_info(as_reply({"weight_version": "loading 7"})).weight_version is None
     assert (load.path, body_of(load)) == (
         "/collective_rpc",
         {"method": "reload_weights", "kwargs": {"weights_path": "/weights/7"}},
     )
     assert flush.path == "/reset_prefix_cache?reset_running_requests=false"
     assert (label.path, body_of(label)) == ("/update_weight_version", {"new_version": "7"})
-    assert [call.path for call in DIALECT.update_from_disk("/weights/7", 7, flush=False)] == [load.path, label.path]
+    assert DIALECT.update_from_disk("/weights/7", 7, flush=False) == [before, load, label]
 
 
 def test_a_label_is_a_string() -> None:

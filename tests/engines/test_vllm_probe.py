@@ -130,6 +130,7 @@ def test_a_label_nobody_can_set_says_nothing() -> None:
     assert dialect.parse_generate(reply).labelled
     dialect.parse_probe(list((GOOD | {"label": NOT_FOUND}).values()))
     assert (dialect.parse_generate(reply).labelled, dialect.parse_generate(reply).spans) == (False, ())
+    assert dialect.set_version(3) == []
     dialect.parse_probe(list(GOOD.values()))
     assert dialect.parse_generate(reply).labelled
 

@@ -169,6 +169,18 @@ async def test_a_cache_in_use_is_not_reset() -> None:
         assert (answer, engine.preemptions, engine.running) == ((200, {"success": True}), 1, 0)
 
 
+async def test_a_failed_update_is_healed_by_a_good_one() -> None:
+    """As long as nothing was generated in between."""
+    async with FakeVLLM() as engine, VLLMClient(engine) as client:
+        engine.answer = lambda _: Reply()
+        engine.fail_update = True
+        await client.post("/collective_rpc", RELOAD)
+        assert await client.get("/weight_info") == (200, {"weight_version": "default"})
+        engine.fail_update = False
+        assert await client.post("/collective_rpc", RELOAD) == (200, {"results": [None]})
+        assert ((await client.ask("next"))[0], engine.dead) == (200, False)
+
+
 async def test_a_failed_update_poisons() -> None:
     """500 that names the trouble, healthy all the same; the next generation kills the core."""
     async with FakeVLLM() as engine, VLLMClient(engine) as client:

@@ -6,7 +6,7 @@
   `abort` ends everything first. `keep` that clears the cache preempts: what ran waits, first in the queue.
 - Gauges are those of the last step. A paused engine takes none, save for an abort.
 - Loading weights leaves cached prefixes as they are. Loading that failed poisons: the next generation that starts
-  kills the core.
+  kills the core, unless weights were loaded well before it.
 - Nothing ends by itself: a call ends by `finish`, by an abort, by the death of the core, or by `reset`.
 """
 
@@ -279,11 +279,9 @@ class Core(Watched):
     # -- weights ---------------------------------------------------------------------------------------------
 
     def load(self, *, broken: bool = False) -> None:
-        """Load other weights, or leave them half loaded; cached prefixes stay."""
-        if broken:
-            self.poisoned = True
-        else:
-            self.weights += 1
+        """Load other weights, which heals a load that failed; or fail. Cached prefixes stay."""
+        self.poisoned = broken
+        self.weights += not broken
         self.changed()
 
     def reset_cache(self, *, preempt: bool = False) -> bool:

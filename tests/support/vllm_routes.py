@@ -24,6 +24,8 @@ __all__ = ["ABORT", "GENERATE", "Routes"]
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
+PROBE = wire.ID_PREFIX + "probe"
+"""An id that nobody has: to name it aborts nothing, and is asked to see whether the route is there."""
 VERSION = "0.32.0"
 NO_LIMIT = 256
 """`max_num_seqs` that an engine without slots reports."""
@@ -171,7 +173,13 @@ class Routes(Core, Face):
                 if (call.body.get("stream_options") or {}).get("include_usage"):
                     usage = (len(call.prompt_ids), call.tokens)
                     await self._event(request, response, wire.chunk(call.engine_id, (), usage))
-            case Cut() | Reset():
+            case Cut():
+                if call.tokens > sent:
+                    await self._delta(request, response, call, Reply(tokens=call.tokens), sent)
+                if request.transport is not None:
+                    request.transport.close()  # what was written leaves first: the client has some of the events
+                return response
+            case Reset():
                 reset_connection(request.transport)
                 return response
             case Status():
@@ -206,7 +214,8 @@ class Routes(Core, Face):
         ids = body.get("request_ids") if isinstance(body, dict) else None
         if ids is None:
             return as_json(wire.error("Missing 'request_ids' in request body", "Bad Request", 400), 400)
-        self.aborts.append((ABORT, body))
+        if ids != [PROBE]:
+            self.aborts.append((ABORT, body))
         self.abort(list(ids))
         return web.Response()
 
