@@ -16,6 +16,7 @@ from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.engines.http import HttpTransport
 from rollout_svc.engines.registry import DIALECTS, candidates
 from rollout_svc.engines.sglang import SGLangDialect
+from rollout_svc.engines.vllm import VLLMDialect
 
 __all__ = [
     "DIALECTS",
@@ -32,5 +33,6 @@ __all__ = [
     "SGLangDialect",
     "StreamReader",
     "Transport",
+    "VLLMDialect",
     "candidates",
 ]

@@ -15,8 +15,9 @@ import orjson
 
 from rollout_svc.engines.calls import Reply
 from rollout_svc.errors import SampleFailure, WorkerFailure
+from rollout_svc.segment import VersionSpan
 
-__all__ = ["check_numbers", "control_body", "excerpt", "failure_of", "first_of", "version_of"]
+__all__ = ["check_numbers", "control_body", "excerpt", "failure_of", "first_of", "spans_of", "version_of"]
 
 OK: Final = 200
 _SERVER_ERRORS: Final = 500
@@ -96,3 +97,16 @@ def version_of(label: object) -> int | None:
         return int(str(label))
     except ValueError:
         return None
+
+
+def spans_of(reported: Any, length: int) -> tuple[VersionSpan, ...]:
+    """Normalise `[{version, start, end}]` to spans that cover `[0, length)`; what does not is unknown (None)."""
+    try:
+        spans = tuple(VersionSpan(version_of(s["version"]), int(s["start"]), int(s["end"])) for s in reported)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return (VersionSpan(None, 0, length),)
+    spans = tuple(span for span in spans if span.end > span.start)
+    edges = [0, *(span.end for span in spans)]
+    if edges[-1] != length or any(span.start != edge for span, edge in zip(spans, edges, strict=False)):
+        return (VersionSpan(None, 0, length),)
+    return spans

@@ -10,12 +10,13 @@ from typing import Final
 
 from rollout_svc.engines.calls import Dialect
 from rollout_svc.engines.sglang import SGLangDialect
+from rollout_svc.engines.vllm import VLLMDialect
 
 __all__ = ["AUTO", "DIALECTS", "candidates"]
 
 AUTO: Final = "auto"
 
-DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"sglang": SGLangDialect}
+DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"sglang": SGLangDialect, "vllm": VLLMDialect}
 """By name, in the order `auto` tries them."""
 
 

@@ -18,7 +18,16 @@ import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
-from rollout_svc.engines.parsing import OK, check_numbers, control_body, excerpt, failure_of, first_of, version_of
+from rollout_svc.engines.parsing import (
+    OK,
+    check_numbers,
+    control_body,
+    excerpt,
+    failure_of,
+    first_of,
+    spans_of,
+    version_of,
+)
 from rollout_svc.engines.sglang_stream import SGLangReader
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import FinishReason, VersionSpan
@@ -256,12 +265,4 @@ def _spans(meta: dict[str, Any], length: int) -> tuple[VersionSpan, ...]:
     if not reported:
         label = meta.get("weight_version")
         return _one_span(label if label is None else str(label), length)
-    try:
-        spans = tuple(VersionSpan(version_of(s["version"]), int(s["start"]), int(s["end"])) for s in reported)
-    except (KeyError, TypeError, ValueError):
-        return (VersionSpan(None, 0, length),)
-    spans = tuple(span for span in spans if span.end > span.start)
-    edges = [0, *(span.end for span in spans)]
-    if edges[-1] != length or any(span.start != edge for span, edge in zip(spans, edges, strict=False)):
-        return (VersionSpan(None, 0, length),)
-    return spans
+    return spans_of(reported, length)

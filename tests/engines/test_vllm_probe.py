@@ -1,0 +1,220 @@
+"""What a vLLM server turns out to be when its worker registers."""
+
+from typing import Any
+
+import pytest
+
+from rollout_svc.engines import Call, EngineProfile, Reply, VLLMDialect
+from rollout_svc.errors import WorkerFailure
+from tests.engines.vllm_bodies import answer, as_reply
+
+LOST = WorkerFailure("control_timeout", "no answer in 2.00 s")
+NOT_FOUND = as_reply({"detail": "Not Found"}, 404)
+GAUGES = Reply(200, b'vllm:num_requests_running{engine="0"} 0.0\nvllm:num_requests_waiting{engine="0"} 0.0\n')
+ROUTES = (
+    *("/inference/v1/generate", "/inference/v1/abort_requests", "/pause", "/resume", "/abort_requests"),
+    *("/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/weight_info", "/server_info"),
+)
+EVERYTHING = {
+    *("abort", "abort_all", "count", "disk", "flush", "freeze_drop_kv", "freeze_keep_kv"),
+    *("set_version", "stream", "weight_version"),
+}
+
+
+def config(mode: str = "raw_logprobs", *, processes: int = 1, experts: bool = False) -> Reply:
+    """Make what `/server_info` answers."""
+    found = {
+        "model_config": {"model": "/m/tiny", "tokenizer": "/m/tiny", "max_model_len": 2048, "logprobs_mode": mode},
+        "scheduler_config": {"max_num_seqs": 8},
+        "parallel_config": {"_api_process_count": processes},
+        "aux_output_config": {"enable_return_routed_experts": experts},
+    }
+    return as_reply({"vllm_config": found, "vllm_env": {}})
+
+
+def models(**fields: Any) -> Reply:
+    """Make what `/v1/models` answers: an adapter, then its base."""
+    card = {"id": "tiny", "object": "model", "owned_by": "vllm", "root": "/m/tiny", "parent": None}
+    adapter = {**card, "id": "adapter", "parent": "tiny"}
+    return as_reply({"object": "list", "data": [adapter, {**card, "max_model_len": 2048, **fields}]})
+
+
+GOOD: dict[str, Reply | WorkerFailure] = {
+    "version": as_reply({"version": "0.32.0"}),
+    "models": models(),
+    "abort": Reply(200, b""),
+    "label": as_reply({"weight_version": "default"}),
+    "openapi": as_reply({"paths": {path: {} for path in ROUTES}}),
+    "metrics": GAUGES,
+    "info": config(),
+}
+
+
+def probed(**changed: Reply | WorkerFailure) -> EngineProfile:
+    """Read the good answers, but for some."""
+    return VLLMDialect().parse_probe(list((GOOD | changed).values()))
+
+
+def refused(**changed: Reply | WorkerFailure) -> WorkerFailure:
+    """Read answers that must be refused."""
+    with pytest.raises(WorkerFailure) as caught:
+        probed(**changed)
+    return caught.value
+
+
+def test_the_calls() -> None:
+    """One for each answer; none of them generates, or could abort anything."""
+    calls = VLLMDialect().probe()
+    assert len(calls) == len(GOOD)
+    assert [call for call in calls if call.method != "GET"] == [
+        Call("POST", "/inference/v1/abort_requests", b'{"request_ids":["generate-tokens-probe"]}')
+    ]
+
+
+def test_all_of_it() -> None:
+    """What a server with both switches is."""
+    assert probed() == EngineProfile(
+        dialect="vllm",
+        engine_version="0.32.0",
+        capabilities=tuple(sorted(EVERYTHING)),
+        logprobs="raw",
+        model="tiny",
+        tokenizer="/m/tiny",
+        context=2048,
+        max_running=8,
+        weight_label="default",
+    )
+
+
+def test_what_logprobs_are_of() -> None:
+    """By the flag; logits are refused by its name, and silence is said."""
+    assert probed(info=config("processed_logprobs")).logprobs == "processed"
+    failure = refused(info=config("raw_logits"))
+    assert failure.kind == "unfit"
+    assert "--logprobs-mode raw_logits" in str(failure)
+    for silent in (NOT_FOUND, LOST, as_reply({"vllm_config": "text"}), Reply(200, b"{"), as_reply([])):
+        profile = probed(info=silent)
+        assert (profile.logprobs, profile.max_running, profile.tokenizer) == ("unknown", None, None)
+        assert "--logprobs-mode" in profile.warnings[0]
+
+
+def test_without_scale_out() -> None:
+    """The flag is named."""
+    failure = refused(abort=as_reply({"error": {"message": "Scale-out endpoints are disabled."}}, 403))
+    assert failure.kind == "unfit"
+    assert "--enable-scale-out" in str(failure)
+    assert "0.32.0" in str(failure)
+
+
+def test_an_old_engine() -> None:
+    """One that has no such route is told which it needs."""
+    failure = refused(abort=NOT_FOUND, version=as_reply({"version": "0.20.2"}))
+    assert failure.kind == "unfit"
+    assert "0.32" in str(failure)
+    assert "0.20.2" in str(failure)
+
+
+def test_without_development_mode() -> None:
+    """It generates and aborts by id; what is missing is said, with the switch."""
+    absent = dict.fromkeys(("label", "info"), NOT_FOUND)
+    profile = probed(**absent, openapi=as_reply({"paths": {path: {} for path in ROUTES[:2]}}))
+    assert set(profile.capabilities) == {"abort", "count", "stream"}
+    assert profile.weight_label is None
+    assert any("VLLM_SERVER_DEV_MODE=1" in warning for warning in profile.warnings)
+
+
+def test_a_label_nobody_can_set_says_nothing() -> None:
+    """Without the development mode every answer says `default`: it is no label."""  # P7
+    dialect = VLLMDialect()
+    reply = answer([1, 2], "stop", weight_versions=[{"version": "default", "start": 0, "end": 2}])
+    assert dialect.parse_generate(reply).labelled
+    dialect.parse_probe(list((GOOD | {"label": NOT_FOUND}).values()))
+    assert (dialect.parse_generate(reply).labelled, dialect.parse_generate(reply).spans) == (False, ())
+    assert dialect.set_version(3) == []
+    dialect.parse_probe(list(GOOD.values()))
+    assert dialect.parse_generate(reply).labelled
+
+
+@pytest.mark.parametrize(
+    ("absent", "lost"),
+    [
+        ("/pause", {"freeze_keep_kv", "freeze_drop_kv"}),
+        ("/resume", {"freeze_keep_kv", "freeze_drop_kv"}),
+        ("/abort_requests", {"abort_all"}),
+        ("/collective_rpc", {"disk"}),
+        ("/reset_prefix_cache", {"flush"}),
+        ("/update_weight_version", {"disk", "set_version", "weight_version"}),
+    ],
+)
+def test_a_capability_needs_its_routes(absent: str, lost: set[str]) -> None:
+    """Engines drift: what documentation does not list is not there."""
+    openapi = as_reply({"paths": {path: {} for path in ROUTES if path != absent}})
+    assert EVERYTHING - set(probed(openapi=openapi).capabilities) == lost
+
+
+@pytest.mark.parametrize("openapi", [NOT_FOUND, LOST, as_reply({"paths": None}), Reply(200, b"x")])
+def test_without_documentation(openapi: Reply | WorkerFailure) -> None:
+    """`--disable-fastapi-docs`: the switches were seen by one route each."""
+    assert set(probed(openapi=openapi).capabilities) == EVERYTHING
+
+
+@pytest.mark.parametrize("metrics", [NOT_FOUND, LOST, Reply(200, b"")])
+def test_without_gauges(metrics: Reply | WorkerFailure) -> None:
+    """It cannot count, and says so."""  # P9
+    profile = probed(metrics=metrics)
+    assert EVERYTHING - set(profile.capabilities) == {"count"}
+    assert any("num_requests" in warning for warning in profile.warnings)
+
+
+def test_several_api_processes() -> None:
+    """An abort of everything reaches one of them: it is not to be relied on."""  # P9
+    profile = probed(info=config(processes=4))
+    assert EVERYTHING - set(profile.capabilities) == {"abort_all"}
+    assert any("4 API processes" in warning for warning in profile.warnings)
+
+
+def test_routed_experts() -> None:
+    """By the server's flag alone."""
+    assert set(probed(info=config(experts=True)).capabilities) == EVERYTHING | {"experts"}
+
+
+@pytest.mark.parametrize(
+    "version",
+    [NOT_FOUND, as_reply({"error": "Unauthorized"}, 401), Reply(200, b"{"), as_reply([]), as_reply({"version": 7})],
+)
+def test_another_engine(version: Reply) -> None:
+    """It is told by what it answered."""
+    failure = refused(version=version)
+    assert failure.kind == "wrong_dialect"
+    assert f"HTTP {version.status}" in str(failure)
+
+
+@pytest.mark.parametrize("found", [NOT_FOUND, as_reply({"data": []}), as_reply({"data": [7]}), Reply(200, b"x")])
+def test_a_server_without_a_model(found: Reply) -> None:
+    """A version alone is no vLLM."""
+    assert refused(models=found).kind == "wrong_dialect"
+
+
+@pytest.mark.parametrize("name", ["version", "models", "abort", "label"])
+def test_no_answer_is_no_other_engine(name: str) -> None:
+    """What kept a call that decides from its answer is the failure."""
+    assert refused(**{name: LOST}) is LOST
+
+
+@pytest.mark.parametrize("name", ["models", "abort"])
+def test_a_wrong_key(name: str) -> None:
+    """Is told as such, with what was answered."""
+    failure = refused(**{name: as_reply({"error": "Unauthorized"}, 401)})
+    assert (failure.kind, failure.hard) == ("unauthorized", True)
+
+
+def test_a_dead_core() -> None:
+    """A server whose core has died answers 500: it is not fit now, and may be later."""
+    assert refused(abort=Reply(500, b"")).kind == "http_500"
+    assert refused(label=Reply(500, b"")).kind == "http_500"
+
+
+@pytest.mark.parametrize("value", [None, "x", 0, -1, True, 1.5])
+def test_limits_that_are_no_numbers_are_unknown(value: object) -> None:
+    """A limit is an integer above 0, or is not known."""
+    assert probed(models=models(max_model_len=value)).context is None
