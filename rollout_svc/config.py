@@ -166,7 +166,7 @@ class WorkerConfig(Settings):
     @field_validator("dialect")
     @classmethod
     def _known_dialect(cls, dialect: Dialect) -> Dialect:
-        return _only(dialect, "auto", "sglang")
+        return _only(dialect, "auto", "sglang", "lmdeploy")
 
 
 _ORDER_OF_A_FILE = ("shuffle", "seed", "epochs")

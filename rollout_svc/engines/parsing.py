@@ -16,7 +16,7 @@ import orjson
 from rollout_svc.engines.calls import Reply
 from rollout_svc.errors import SampleFailure, WorkerFailure
 
-__all__ = ["check_numbers", "control_body", "excerpt", "failure_of", "first_of", "version_of"]
+__all__ = ["check_numbers", "check_status", "control_body", "excerpt", "failure_of", "first_of", "version_of"]
 
 OK: Final = 200
 _SERVER_ERRORS: Final = 500
@@ -48,11 +48,16 @@ def excerpt(reply: Reply) -> str:
     return reply.body[:_EXCERPT_CHARS].decode("utf-8", "replace")
 
 
-def control_body(reply: Reply) -> dict[str, Any]:
-    """Read the JSON object a control call answered; raises WorkerFailure."""
+def check_status(reply: Reply) -> None:
+    """Raise WorkerFailure for a control call answered by anything but 200."""
     if reply.status != OK:
         kind = _WORKER_STATUSES.get(reply.status, f"http_{reply.status}")
         raise WorkerFailure(kind, f"HTTP {reply.status}: {excerpt(reply)}")
+
+
+def control_body(reply: Reply) -> dict[str, Any]:
+    """Read the JSON object a control call answered; raises WorkerFailure."""
+    check_status(reply)
     try:
         body = orjson.loads(reply.body)
     except ValueError as error:

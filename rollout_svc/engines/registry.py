@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Final
 
 from rollout_svc.engines.calls import Dialect
+from rollout_svc.engines.lmdeploy import LMDeployDialect
 from rollout_svc.engines.sglang import SGLangDialect
 
 __all__ = ["AUTO", "DIALECTS", "candidates"]
 
 AUTO: Final = "auto"
 
-DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"sglang": SGLangDialect}
+DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"sglang": SGLangDialect, "lmdeploy": LMDeployDialect}
 """By name, in the order `auto` tries them."""
 
 
