@@ -226,11 +226,12 @@ class Routes(Core, Face):
             return _problem(problem)
         if not self.abort_handling:
             return web.Response(text=wire.ABORT_IS_OFF, status=501)
-        self.aborts.append(body)
         if body.get("abort_all", False):
             self.abort_all()
         elif not self.abort(body.get("session_id", -1)):
             return _problem(wire.error(400, f"Session {body.get('session_id', -1)} not found."))
+        self.aborts.append(body)
+        self.changed()
         return web.Response()
 
     async def _sleep(self, request: web.Request) -> web.Response:
