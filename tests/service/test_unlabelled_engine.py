@@ -11,6 +11,7 @@ from rollout_svc.events import SampleFailed
 from rollout_svc.workers.worker import WorkerState
 from tests.support.face import reset_connection
 from tests.support.fake_lmdeploy import Call, Cut, FakeLMDeploy, Raw, Reply, Reset, Status
+from tests.support.fake_sglang import FakeSGLang
 from tests.support.stage import Stage, stage
 
 EXTERNAL = {"kind": "external"}
@@ -246,6 +247,45 @@ async def test_behind_a_concurrency_limit_a_pause_returns_in_time() -> None:
         engine.release(finish="length")
 
 
+@pytest.mark.parametrize("handler_cancellation", [True, False])
+async def test_streams_are_stopped_behind_a_concurrency_limit(handler_cancellation: bool) -> None:
+    """A stream gives its place back with its head: the abort is prompt, and every token came."""  # P8 P10
+    async with (
+        FakeLMDeploy(max_concurrent=2, handler_cancellation=handler_cancellation) as engine,
+        stage({"url": engine.url, "stream": True}, pushed=4) as made,
+    ):
+        engine.listeners.append(made.bell.ring)
+        await engine.wait_running(4)
+        for call in engine.requests:
+            engine.advance(call, 3)
+        report = await made.pause()
+        assert report.clean
+        assert report.workers["w0"].answered == 4
+        assert made.samples("aborted") == 4
+        await made.resume()
+        await engine.wait_requests(8)
+        assert {len(call.prompt_ids) for call in engine.requests[4:]} == {4 + 3}
+        engine.release(tokens=[7, 2])
+
+
+async def test_an_abort_that_is_lost_ends_by_the_rungs() -> None:
+    """It cannot count: what did not answer is cancelled and named, and the way back is one token."""  # P8 P9
+    async with FakeLMDeploy() as engine, stage(engine, pushed=2, pause={"quarantine_s": 0.2}) as made:
+        engine.lose_aborts = True
+        await engine.wait_running(2)
+        report = await made.pause(0.5)
+        assert (report.clean, report.workers["w0"].residual, report.workers["w0"].cancelled) == (False, None, 2)
+        assert len(report.abandoned) == 2
+        await made.resume()
+        await engine.wait_requests(3)
+        canary = engine.requests[2]
+        assert (canary.prompt_ids, canary.max_tokens) == ([0], 1)
+        assert made.worker().state is WorkerState.QUARANTINED
+        engine.lose_aborts = False
+        engine.finish(canary, Reply(finish="length"))
+        await engine.wait_requests(5)
+
+
 async def test_a_freeze_is_refused_by_name() -> None:
     """No engine here can do mode `keep`."""  # P35
     async with FakeLMDeploy() as engine, stage(engine) as made:
@@ -282,6 +322,13 @@ async def test_a_missing_switch_is_named(switch: str, words: str) -> None:
         await made.until(lambda: words in made.worker().reason)
         assert made.worker().state is WorkerState.RECOVERING
         assert not engine.requests
+
+
+async def test_another_engine_is_refused_with_what_it_answered() -> None:
+    """An engine that is no LMDeploy, configured as one: no traffic, and one line that says what came."""  # P35
+    async with FakeSGLang() as engine, stage({"url": engine.url, "dialect": "lmdeploy"}, ready=False) as made:
+        await made.until(lambda: "GET /v1/models" in made.worker().reason)
+        assert made.worker().state is WorkerState.RECOVERING
 
 
 async def test_it_is_recognised() -> None:
