@@ -163,11 +163,6 @@ class WorkerConfig(Settings):
             raise ValueError("an address only, please: no user, query or fragment; keys go to api_key and admin_key")
         return url.rstrip("/")
 
-    @field_validator("dialect")
-    @classmethod
-    def _known_dialect(cls, dialect: Dialect) -> Dialect:
-        return _only(dialect, "auto", "sglang", "vllm")
-
 
 _ORDER_OF_A_FILE = ("shuffle", "seed", "epochs")
 

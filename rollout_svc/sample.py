@@ -189,7 +189,7 @@ class Sample:
 
     @property
     def weight_versions(self) -> tuple[VersionSpan, ...]:
-        """Weight versions over `response_ids`, neighbours of one version joined; model tokens only."""
+        """Weight versions over `response_ids`, neighbours that differ in nothing joined; model tokens only."""
         if self.packed is not None:
             return self._spans
         if len(self.segments) == 1 and len(self.segments[0].spans) == 1:
@@ -198,12 +198,16 @@ class Sample:
         offset = 0
         for segment in self.segments:
             for span in segment.spans:
-                start, end = span.start + offset, span.end + offset
+                moved = span._replace(start=span.start + offset, end=span.end + offset)
                 last = joined[-1] if joined else None
-                if last is not None and last.version == span.version and last.end == start:
-                    joined[-1] = VersionSpan(span.version, last.start, end)
+                if last is None or (last.version, last.confirmed, last.end) != (
+                    span.version,
+                    span.confirmed,
+                    moved.start,
+                ):
+                    joined.append(moved)
                 else:
-                    joined.append(VersionSpan(span.version, start, end))
+                    joined[-1] = last._replace(end=moved.end)
             offset += len(segment.ids)
         return tuple(joined)
 

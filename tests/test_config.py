@@ -169,7 +169,6 @@ def test_a_task_is_refused_at_its_path(task: dict[str, Any], path: str) -> None:
     [
         ("buffer", {"path": "buffer.sqlite"}, "buffer.path"),
         ("buffer", {"max_bytes": 1000}, "buffer.max_bytes"),
-        ("workers", [{"url": "http://host", "dialect": "lmdeploy"}], "workers.0.dialect"),
         ("producer", {"strategy": "sync"}, "producer.strategy"),
         ("producer", {"strategy": "disaggregated"}, "producer.strategy"),
     ],

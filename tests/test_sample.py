@@ -47,6 +47,7 @@ segments = st.builds(
     st.lists(st.integers(0, 99), max_size=4),
     st.none() | st.integers(0, 2),
     by_model=st.booleans(),
+    confirmed=st.booleans(),
 )
 
 
@@ -217,21 +218,21 @@ def check_spans(sample: Sample) -> None:
     assert covered == sample.loss_mask
     for one, other in pairwise(spans):
         assert one.end <= other.start
-        assert one.end < other.start or one.version != other.version
+        assert one.end < other.start or (one.version, one.confirmed) != (other.version, other.confirmed)
 
 
 @given(st.lists(segments, max_size=6))
 def test_spans_tell_each_tokens_version(parts: list[Segment]) -> None:
-    """Each token made by the model knows the version its engine reported for it."""  # P7
+    """Each token made by the model knows the version its engine reported for it, or that it reported none."""  # P7
     sample = make_sample(Ledger())
     attempt = sample.hand_out()
-    expected: list[int | str | None] = []
+    expected: list[tuple[int | None, bool] | None] = []
     for part in parts:
         sample.extend(attempt, part)
-        expected += [part.spans[0].version if part.spans else "none"] * len(part.ids)
-    told: list[int | str | None] = ["none"] * sample.response_length
+        expected += [(part.spans[0].version, part.spans[0].confirmed) if part.spans else None] * len(part.ids)
+    told: list[tuple[int | None, bool] | None] = [None] * sample.response_length
     for span in sample.weight_versions:
-        told[span.start : span.end] = [span.version] * (span.end - span.start)
+        told[span.start : span.end] = [(span.version, span.confirmed)] * (span.end - span.start)
     assert told == expected
     check_spans(sample)
 

@@ -14,6 +14,7 @@ from rollout_svc.engines.calls import (
 )
 from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.engines.http import HttpTransport
+from rollout_svc.engines.lmdeploy import LMDeployDialect
 from rollout_svc.engines.registry import DIALECTS, candidates
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.engines.vllm import VLLMDialect
@@ -29,6 +30,7 @@ __all__ = [
     "GenerateRequest",
     "Health",
     "HttpTransport",
+    "LMDeployDialect",
     "Reply",
     "SGLangDialect",
     "StreamReader",

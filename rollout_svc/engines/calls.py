@@ -100,9 +100,15 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine says of its weights now: the label as sent, None where it has none."""
+    """What an engine says of its weights now.
+
+    Attributes:
+        weight_label: as sent; None where it has none.
+        process: what tells this process from the next one at the same address; None where it does not say.
+    """
 
     weight_label: str | None
+    process: str | None = None
 
     @property
     def weight_version(self) -> int | None:

@@ -17,7 +17,16 @@ from rollout_svc.engines.calls import Reply
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import VersionSpan
 
-__all__ = ["check_numbers", "control_body", "excerpt", "failure_of", "first_of", "spans_of", "version_of"]
+__all__ = [
+    "check_numbers",
+    "check_status",
+    "control_body",
+    "excerpt",
+    "failure_of",
+    "first_of",
+    "spans_of",
+    "version_of",
+]
 
 OK: Final = 200
 _SERVER_ERRORS: Final = 500
@@ -49,11 +58,16 @@ def excerpt(reply: Reply) -> str:
     return reply.body[:_EXCERPT_CHARS].decode("utf-8", "replace")
 
 
-def control_body(reply: Reply) -> dict[str, Any]:
-    """Read the JSON object a control call answered; raises WorkerFailure."""
+def check_status(reply: Reply) -> None:
+    """Raise WorkerFailure for a control call answered by anything but 200."""
     if reply.status != OK:
         kind = _WORKER_STATUSES.get(reply.status, f"http_{reply.status}")
         raise WorkerFailure(kind, f"HTTP {reply.status}: {excerpt(reply)}")
+
+
+def control_body(reply: Reply) -> dict[str, Any]:
+    """Read the JSON object a control call answered; raises WorkerFailure."""
+    check_status(reply)
     try:
         body = orjson.loads(reply.body)
     except ValueError as error:

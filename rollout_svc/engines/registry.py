@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rollout_svc.engines.calls import Dialect
+from rollout_svc.engines.lmdeploy import LMDeployDialect
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.engines.vllm import VLLMDialect
 
@@ -16,7 +17,11 @@ __all__ = ["AUTO", "DIALECTS", "candidates"]
 
 AUTO: Final = "auto"
 
-DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"sglang": SGLangDialect, "vllm": VLLMDialect}
+DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {
+    "sglang": SGLangDialect,
+    "vllm": VLLMDialect,
+    "lmdeploy": LMDeployDialect,
+}
 """By name, in the order `auto` tries them."""
 
 

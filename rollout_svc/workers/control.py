@@ -61,16 +61,18 @@ class Control:
         return dialect.parse_probe([await ask(call) for call in dialect.probe()])
 
     async def info(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> EngineInfo:
-        """Ask for the weight label; raises WorkerFailure."""
+        """Ask for the weight label, which has to be the same at each engine; raises WorkerFailure."""
 
         async def ask(engine: Endpoint) -> EngineInfo:
             return worker.dialect.parse_info(await self._transport.control(engine, worker.dialect.info(), timeout_s))
 
         infos = await self._each(worker, ask)
-        if any(info != infos[0] for info in infos):
+        if any(info.weight_label != infos[0].weight_label for info in infos):
             labels = ", ".join(f"{e.url}: {i.weight_label}" for e, i in zip(worker.engines, infos, strict=True))
             raise WorkerFailure("disagree", f"the engines behind it have different weights: {labels}")
-        return infos[0]
+        processes = [info.process for info in infos if info.process is not None]
+        together = " ".join(processes) if len(processes) == len(infos) else None
+        return EngineInfo(infos[0].weight_label, together)
 
     async def ping(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> Health:
         """Probe; raises WorkerFailure where nobody answers."""

@@ -154,20 +154,20 @@ class Supervisor:
         """Give an engine that still has its weights its traffic back, and take any other out."""
         if worker.state is not WorkerState.ACTIVE:
             return
-        if not worker.labels:
-            worker.version = None  # it may be another process by now, and cannot say what it has
-            worker.put_in_quarantine("version", "its connection broke, and it reports no weight version")
-        elif info.weight_version == worker.version:
+        if worker.is_same(info) if not worker.labels else info.weight_version == worker.version:
             worker.unsure = False
             self._pool.changed()
+        elif not worker.labels:
+            worker.version = None  # it may be another process by now, and cannot say what it has
+            worker.put_in_quarantine("version", "its connection broke, and it reports no weight version")
         else:
             label = info.weight_label
             worker.put_in_quarantine("version", f"it was restarted: it reports {label}, not {worker.version}")
 
     def _declare_dead(self, worker: Worker, reason: str) -> None:
         worker.breaker.trip(asyncio.get_running_loop().time())
-        if not worker.labels:
-            worker.version = None
+        if not worker.labels and worker.process is None:
+            worker.version = None  # else it is known when it is met again whether it is the same process
         worker.become(WorkerState.DEAD, reason)
         _end_calls(worker)
 
@@ -248,6 +248,7 @@ class Supervisor:
         await self._admitting.wait()
         if not undisturbed():
             return
+        worker.meet(info)
         await self._freezing.thaw_found(worker)
         # One that died frozen may be the same process, still frozen, with nothing of ours in it any more.
         thawed = bool(worker.calls) or await self._freezing.thaw(worker)

@@ -16,7 +16,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from rollout_svc.engines import Dialect, Endpoint, EngineProfile
+from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
 
@@ -177,6 +177,7 @@ class Worker:
         "loading",
         "max_batch",
         "probe_failures",
+        "process",
         "profile",
         "quarantine",
         "reason",
@@ -219,6 +220,7 @@ class Worker:
         self.reason = "not reached yet"
         self.calls: dict[str, EngineCall] = {}
         self.version: int | None = None
+        self.process: str | None = None
         self.active_since = 0.0
         self.flushed: int | None = None
         self.single_aborts = asyncio.Semaphore(_SINGLE_ABORTS)
@@ -282,6 +284,16 @@ class Worker:
     def introduce(self, dialect: Dialect, profile: EngineProfile) -> None:
         """It said what it is: it is spoken to so from now on."""
         self.dialect, self.profile = dialect, profile
+
+    def is_same(self, info: EngineInfo) -> bool:
+        """Whether the process there is certainly the one that was let in."""
+        return info.process is not None and info.process == self.process
+
+    def meet(self, info: EngineInfo) -> None:
+        """Take note of which process is there; what another one without labels has, nobody knows."""
+        if not self.labels and info.process != self.process:
+            self.version = None
+        self.process = info.process
 
     def thawed(self, now: float) -> None:
         """It goes on: the time limits of what it held start counting again."""

@@ -185,7 +185,7 @@ async def test_what_is_not_there(call: Caller) -> None:
         ("PUT", "/v1/concurrency", {"limits": {"w7": 1}}, "limits.w7"),
         ("POST", "/v1/workers", {}, "url"),
         ("POST", "/v1/workers", {"url": "ftp://x"}, "url"),
-        ("POST", "/v1/workers", {"url": "http://x", "dialect": "vllm"}, "dialect"),
+        ("POST", "/v1/workers", {"url": "http://x", "dialect": "sglangg"}, "dialect"),
     ],
 )
 async def test_a_bad_body_is_refused_at_its_field(call: Caller, method: str, path: str, body: Any, field: str) -> None:

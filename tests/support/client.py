@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import aiohttp
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from tests.support.fake_sglang import FakeSGLang
-
 __all__ = ["Answer", "Client", "Stream", "outcome"]
 
 Answer = tuple[int, Any]
+
+
+class Addressed(Protocol):
+    """Whatever listens somewhere."""
+
+    @property
+    def url(self) -> str:
+        """Base address, without a slash at the end."""
 
 
 def outcome(answer: Answer) -> tuple[int, Any, int]:
@@ -51,7 +57,7 @@ class Stream:
 class Client:
     """A session against one engine; every verb returns a task that ends with (status, decoded body or None)."""
 
-    def __init__(self, engine: FakeSGLang, key: str | None = None) -> None:
+    def __init__(self, engine: Addressed, key: str | None = None) -> None:
         self.engine = engine
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._tasks: set[asyncio.Task[Answer]] = set()

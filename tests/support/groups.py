@@ -30,12 +30,18 @@ def make_sample(ledger: Ledger) -> Sample:
 
 
 def segment(
-    ids: Sequence[int], version: int | None = 0, *, turn: int = 0, by_model: bool = True, logprob: float = -1.0
+    ids: Sequence[int],
+    version: int | None = 0,
+    *,
+    turn: int = 0,
+    by_model: bool = True,
+    logprob: float = -1.0,
+    confirmed: bool = True,
 ) -> Segment:
     """Make a segment of one version; one that is not the model's has no version and no logprob."""
     if not by_model:
         return Segment(list(ids), [0.0] * len(ids), (), by_model=False, turn=turn)
-    spans = (VersionSpan(version, 0, len(ids)),) if ids else ()
+    spans = (VersionSpan(version, 0, len(ids), confirmed),) if ids else ()
     return Segment(list(ids), [logprob] * len(ids), spans, turn=turn)
 
 

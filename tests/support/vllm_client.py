@@ -56,7 +56,7 @@ class VLLMClient(Client):
     """A session against one engine."""
 
     def __init__(self, engine: FakeVLLM, key: str | None = None) -> None:
-        super().__init__(engine, key)  # type: ignore[arg-type]
+        super().__init__(engine, key)
         self.url = engine.url
 
     def request(self, rid: str, max_tokens: int = 128, **rest: Any) -> dict[str, Any]:
