@@ -38,9 +38,11 @@ from rollout_svc.sample import ResumeAt, Sample
 from rollout_svc.segment import FinishReason, Segment
 from rollout_svc.signals import GateSignals
 
-__all__ = ["Agent", "AgentContext", "EngineCaller", "OnPause", "Turn"]
+__all__ = ["LOGPROBS_MODE", "Agent", "AgentContext", "EngineCaller", "OnPause", "Turn"]
 
 OnPause = Literal["abort", "park"]
+LOGPROBS_MODE: Final = "logprobs_mode"
+"""Key of a sample's `meta`: what its logprobs are of, `raw`, `processed`, `unknown`; `mixed` over several engines."""
 
 _CUT_S: Final = 0.05  # seconds before a turn that its engine cut is continued, doubling
 _CUT_CAP_S: Final = 5.0
@@ -169,6 +171,9 @@ class AgentContext:
                 continue
             segment = Segment(completion.ids, completion.logprobs, completion.spans, turn=sample.turn)
             sample.extend(self._attempt, segment)
+            known = sample.meta.setdefault(LOGPROBS_MODE, completion.logprobs_mode)
+            if known != completion.logprobs_mode:
+                sample.meta[LOGPROBS_MODE] = "mixed"
             sample.engine_finish_reason = completion.engine_finish_reason
             finish = _turn_end(completion, used_up=len(completion.ids) >= budget)
             if not completion.late and finish != "abort":

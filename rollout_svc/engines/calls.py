@@ -85,6 +85,7 @@ class Completion:
         labelled: the engine said which weights it has; a label that is no integer is version None.
         late: the lane's epoch closed before this was parsed.
         worker: id of the worker that answered.
+        logprobs_mode: what its logprobs are of.
     """
 
     ids: list[int]
@@ -96,6 +97,7 @@ class Completion:
     labelled: bool = False
     late: bool = False
     worker: str = ""
+    logprobs_mode: LogprobMeaning = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,6 +280,8 @@ class WorkerPool:
         if completion.finish_reason == "abort" and not (completion.ids or completion.late or call.aborts):
             raise WorkerFailure("engine_abort", f"{worker.worker_id} aborted a request that nobody asked it to abort")
         completion.worker = worker.worker_id
+        if worker.profile is not None:
+            completion.logprobs_mode = worker.profile.logprobs
 
     def _partial(
         self, worker: Worker, call: EngineCall, request: GenerateRequest, reader: StreamReader | None

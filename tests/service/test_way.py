@@ -78,7 +78,7 @@ async def test_one_prompt_one_engine_one_batch() -> None:
             "loss_mask": [1, 1, 1],
             "weight_versions": [{"version": 0, "start": 0, "end": 3}],
             "response": None,
-            "meta": {},
+            "meta": {"logprobs_mode": "raw"},
         }
         metrics = batch["metrics"]
         assert set(metrics) == METRICS_KEYS
@@ -153,7 +153,7 @@ async def test_text_goes_in_and_comes_out() -> None:
             [group] = (await made.take())["groups"]
             [sample] = group["samples"]
             assert sample["prompt_ids"] == list(b"6*7=")
-            assert (sample["response"], sample["reward"], sample["meta"]) == ("42", 1.0, {"kind": "product"})
+            assert (sample["response"], sample["reward"], sample["meta"]) == ("42", 1.0, {"kind": "product", "logprobs_mode": "raw"})
             assert sample["response_ids"] == [*b"42", 256]
 
 
