@@ -273,7 +273,7 @@ def test_a_dump_hides_secrets_and_reads_back() -> None:
     assert config.service.token == "hush"
 
 
-@pytest.mark.parametrize("name", ["quickstart.yaml", "sglang.yaml", "trainer-example.yaml"])
+@pytest.mark.parametrize("name", ["quickstart.yaml", "sglang.yaml", "vllm.yaml", "trainer-example.yaml"])
 def test_the_examples_are_valid(name: str) -> None:
     """P35: every example configuration loads as it is."""
     assert load_config(CONFIGS / name).tasks
@@ -287,7 +287,7 @@ def test_the_trainer_example_is_complete() -> None:
     assert load_config(CONFIGS / "sglang.yaml").trainer.train_batch_size == 64
 
 
-@pytest.mark.parametrize("name", ["quickstart.yaml", "sglang.yaml"])
+@pytest.mark.parametrize("name", ["quickstart.yaml", "sglang.yaml", "vllm.yaml"])
 def test_the_examples_fit_their_workers(name: str) -> None:
     """The example deployments need no adjusting: their plans have no warnings."""
     config = load_config(CONFIGS / name)

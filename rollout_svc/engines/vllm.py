@@ -39,7 +39,6 @@ _FOREIGN: Final = {
     "regex": "structured_outputs",
     "ebnf": "structured_outputs",
     "custom_params": "extra_args",
-    "ignore_eos_token": "ignore_eos",
     "random_seed": "sampling.seed",
 }
 # Keys this dialect sets itself.

@@ -62,11 +62,12 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         WorkerFailure: `wrong_dialect` for another engine; `unfit` where a switch is off, naming it; what came instead
             of an answer where that says nothing of the engine (connection, key).
     """
-    version, models, abort, label, openapi, metrics, info = answers
+    version, models, abort, label, *rest = answers
     engine_version = _version(version)
     model = _model(models)
     _check_scale_out(abort, engine_version)
     weights = _weights(label)
+    openapi, metrics, info = map(_answered, rest)  # one that was late is asked again: what it tells lasts
     config = _config(info)
     logprobs, doubts = _logprobs(config)
     warnings = list(doubts)
@@ -81,7 +82,7 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         capabilities |= {name for name, needed in _NEEDS.items() if paths is None or needed <= paths}
     if processes > 1:
         capabilities.discard("abort_all")
-    if isinstance(metrics, Reply) and metrics.status == OK and gauges_of(metrics.body) is not None:
+    if metrics.status == OK and gauges_of(metrics.body) is not None:
         capabilities.add("count")
     else:
         warnings.append("/metrics shows no vllm:num_requests_* gauges (--disable-log-stats?): it cannot count")
@@ -172,24 +173,23 @@ def _weights(answer: Answer) -> dict[str, Any] | None:
     return None if reply.status == _NOT_FOUND else control_body(reply)
 
 
-def _paths(answer: Answer) -> frozenset[str] | None:
+def _paths(reply: Reply) -> frozenset[str] | None:
     """The routes there are; None where documentation is off (`--disable-fastapi-docs`)."""
-    body = _object(answer)
-    paths = body.get("paths")
+    paths = _object(reply).get("paths")
     return frozenset(paths) if isinstance(paths, dict) else None
 
 
-def _config(answer: Answer) -> dict[str, Any]:
-    """The server's own configuration; empty where it does not tell, or took too long collecting what it adds."""
-    config = _object(answer).get("vllm_config")
+def _config(reply: Reply) -> dict[str, Any]:
+    """The server's own configuration; empty where it does not tell."""
+    config = _object(reply).get("vllm_config")
     return config if isinstance(config, dict) else {}
 
 
-def _object(answer: Answer) -> dict[str, Any]:
-    if not isinstance(answer, Reply) or answer.status != OK:
+def _object(reply: Reply) -> dict[str, Any]:
+    if reply.status != OK:
         return {}
     try:
-        body = orjson.loads(answer.body)
+        body = orjson.loads(reply.body)
     except ValueError:
         return {}
     return body if isinstance(body, dict) else {}

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_svc.engines import Completion, EngineProfile, Health, Reply, VLLMDialect
@@ -120,6 +120,7 @@ configs = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(
     versions | answers,
     cards.map(lambda body: Reply(200, as_json(body))) | answers,
