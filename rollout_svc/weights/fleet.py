@@ -151,3 +151,5 @@ class Fleet:
         info = await self._control.info(worker, _LABEL_S)
         if worker.labels:
             worker.version = info.weight_version
+        elif info.process != worker.process:  # whoever moves weights may have given them to the one before
+            raise WorkerFailure("restarted", "it is another process than was let in, and reports no weight version")

@@ -141,6 +141,24 @@ async def test_restarted_before_any_update_it_is_let_in(metrics: bool) -> None:
         assert spans(await made.take()) == [[stamped(0, 0, 2)]]
 
 
+async def test_restarted_during_an_update_it_is_named() -> None:
+    """Too fast for any probe: that the process is another shows when the update asks, and it is kept out."""  # P19 P24
+    async with FakeLMDeploy() as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        await made.pause()
+        engine.load(1)
+        await engine.restart()
+        with pytest.raises(NotNow) as failed:
+            await made.service.update_weights(1, EXTERNAL)
+        assert "another process" in failed.value.detail["workers"]["w0"]["error"]
+        assert made.worker().version is None
+        assert engine.weights == 0
+        await made.resume()
+        await engine.wait_requests(2)  # no update has reached anybody: these are the weights of the start
+        engine.release(tokens=[7, 2])
+        assert [span["version"] for span in spans(await made.take())[0]] == [0]
+
+
 async def test_a_broken_connection_is_no_restart() -> None:
     """Its metrics say that it is the same process: it stays in traffic with what it was given."""  # P19
     async with FakeLMDeploy() as engine, stage(engine, pushed=1) as made:

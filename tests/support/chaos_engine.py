@@ -19,7 +19,7 @@ from aiohttp import web
 
 from bench.canned import PARENT_POLL_S, Bodies
 from bench.process import raise_open_files
-from tests.support.sglang_routes import reset_connection
+from tests.support.face import reset_connection
 
 __all__ = ["FAULTS", "STATUSES"]
 

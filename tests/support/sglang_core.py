@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tests.support.faults import Fault, Hang, Reset
 from tests.support.sglang_wire import Finish, Reply
+from tests.support.watched import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +28,6 @@ DEFAULT_MAX_NEW_TOKENS = 128
 """`max_new_tokens` of a request that does not say, in tokens: the engine's own default."""
 DEFAULT_WEIGHT_VERSION = "default"
 """Weight label of an engine that was just started."""
-WAIT_TIMEOUT_S = 10.0
-"""How long `until` waits, in seconds, before it fails the test: many times what a local exchange takes."""
 
 State = Literal["blocked", "waiting", "running", "over"]
 
@@ -83,10 +82,11 @@ class Call:
         ]
 
 
-class Core:
+class Core(Watched):
     """The engine behind the HTTP layer."""
 
     def __init__(self, *, slots: int | None = None, weight_version: str = DEFAULT_WEIGHT_VERSION) -> None:
+        super().__init__()
         self.slots = slots
         self.answer: Callable[[Call], Reply | Fault | None] | None = None
         self.tokens_so_far: int | Callable[[Call], int] = 3
@@ -100,8 +100,6 @@ class Core:
         self.max_running = 0
         self.held_aborts: list[Call] = []
         self._filling = False
-        self.listeners: list[Callable[[], None]] = []
-        self._waiters: set[asyncio.Event] = set()
 
     def calls(self, state: State) -> list[Call]:
         """The live calls in that state, oldest first."""
@@ -275,28 +273,3 @@ class Core:
         self.held_aborts.clear()
         self.paused, self.draining, self.weight_version = None, 0, DEFAULT_WEIGHT_VERSION
         self.changed()
-
-    def changed(self) -> None:
-        """Wake whoever waits for a state, and tell the listeners."""
-        for waiter in self._waiters:
-            waiter.set()
-        for listener in self.listeners:
-            listener()
-
-    async def until(self, holds: Callable[[], bool], what: str, timeout_s: float | None = WAIT_TIMEOUT_S) -> None:
-        """Wait until `holds()`.
-
-        Raises:
-            AssertionError: when it does not within `timeout_s`; the message says what the engine holds.
-        """
-        event = asyncio.Event()
-        self._waiters.add(event)
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not holds():
-                    event.clear()
-                    await event.wait()
-        except TimeoutError:
-            raise AssertionError(f"not within {timeout_s} s: {what}; live {list(self.live.values())}") from None
-        finally:
-            self._waiters.discard(event)

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 from aiohttp import web
 
 from tests.support import sglang_wire as wire
-from tests.support.faults import MANGLES, Cut, Fault, Hang, Mangled, Raw, Refusal, Reset, Status, Twice
+from tests.support.face import Face, as_json, body_of, cut, plain, reset_connection, twice
+from tests.support.faults import MANGLES, Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
 from tests.support.sglang_core import Call, Core
 from tests.support.sglang_wire import Reply
 
-__all__ = ["Routes", "reset_connection"]
+__all__ = ["Routes"]
 
 VERSION = "0.5.23"
 """Engine version that `/server_info` and `/v1/loads` report."""
@@ -36,26 +35,7 @@ DATA_ROUTES = frozenset({"/generate", "/model_info", "/server_info", "/v1/loads"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _json(payload: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    body = json.dumps(payload, separators=(",", ":")).encode()  # the standard library: it writes NaN where asked
-    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
-
-
-def reset_connection(transport: asyncio.BaseTransport | None) -> None:
-    """Reset a connection: its peer reads an error, not an end."""
-    if isinstance(transport, asyncio.Transport) and not transport.is_closing():
-        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-        transport.abort()
-
-
-async def _body(request: web.Request) -> Any:
-    try:
-        return json.loads(await request.read())
-    except ValueError:
-        return None
-
-
-class Routes(Core):
+class Routes(Core, Face):
     """Core, reachable over HTTP. Started and stopped by its subclass."""
 
     api_key: str | None = None
@@ -70,11 +50,8 @@ class Routes(Core):
 
     def __init__(self, *, slots: int | None, weight_version: str) -> None:
         super().__init__(slots=slots, weight_version=weight_version)
-        self.hits: list[tuple[str, str]] = []
         self.aborts: list[dict[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
-        self.scripts: dict[str, list[tuple[Refusal, int | None]]] = {}
-        self.hung: dict[str, list[asyncio.Future[bool]]] = {}
         self.clients: dict[Call, web.Request] = {}
 
     def application(self) -> web.Application:
@@ -113,53 +90,25 @@ class Routes(Core):
         self.changed()
         key = self.api_key if path in DATA_ROUTES else self.admin_key or self.api_key
         if key is not None and path not in OPEN_ROUTES and request.headers.get("Authorization") != f"Bearer {key}":
-            return _json(wire.UNAUTHORIZED, 401)
-        refusal = self._next_refusal(path)
-        if refusal is None:
-            return await handler(request)
-        if isinstance(refusal, Hang):
-            going_on = asyncio.get_running_loop().create_future()
-            self.hung.setdefault(path, []).append(going_on)
-            if await going_on:
-                return await handler(request)
-            refusal = Reset()
-        return self._plain(request, refusal)
+            return as_json(wire.UNAUTHORIZED, 401)
+        return await self.scripted(request, handler)
 
-    def _next_refusal(self, path: str) -> Refusal | None:
-        script = self.scripts.get(path)
-        if not script:
-            return None
-        refusal, times = script[0]
-        if times is not None:
-            script[0] = (refusal, times - 1)
-            if times <= 1:
-                script.pop(0)
-        return refusal
-
-    def _plain(self, request: web.Request, fault: Status | Raw | Reset) -> web.Response:
-        match fault:
-            case Status():
-                headers = dict(fault.headers)
-                if isinstance(fault.payload, bytes):
-                    return web.Response(body=fault.payload, status=fault.code, headers=headers)
-                return _json(fault.payload, fault.code, headers)
-            case Raw():
-                return web.Response(body=fault.body, content_type=fault.content_type)
-            case Reset():
-                reset_connection(request.transport)
-                return web.Response()  # goes nowhere
+    def reset(self) -> None:
+        """Lose everything, as a process that dies does."""
+        self.healthy, self.update_open = True, False
+        super().reset()
 
     # --- generations
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
+        body = await body_of(request)
         problem = wire.check_generate(body, context=self.context)
         if problem is not None:
-            return _json(problem[1], problem[0])
+            return as_json(problem[1], problem[0])
         rid = body.get("rid") or uuid.uuid4().hex
         if rid in self.live:
             status, payload = wire.invalid(f"Duplicate request ID detected: {rid}")
-            return _json(payload, status)
+            return as_json(payload, status)
         call = self.submit(rid, body, dict(request.headers))
         self.clients[call] = request
         try:
@@ -188,40 +137,19 @@ class Routes(Core):
     async def _answer(self, request: web.Request, call: Call, fate: Reply | Fault) -> web.StreamResponse:
         match fate:
             case Reply():
-                return _json(self._payload(call, fate))
+                return as_json(self._payload(call, fate))
             case Status() | Raw() | Reset():
-                return self._plain(request, fate)
+                return plain(request, fate)
             case Mangled():
                 payload = self._payload(call, fate.reply)
                 MANGLES[fate.how](payload)
-                return _json(payload)
+                return as_json(payload)
             case Cut():
-                return await self._cut(request, self._payload(call, fate.reply))
+                return await cut(request, self._payload(call, fate.reply))
             case Twice():
-                return await self._twice(request, self._payload(call, fate.reply))
+                return await twice(request, self._payload(call, fate.reply))
             case Hang():
                 raise AssertionError("a hang has no answer")
-
-    async def _cut(self, request: web.Request, payload: dict[str, Any]) -> web.StreamResponse:
-        body = json.dumps(payload).encode()
-        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
-        await response.prepare(request)
-        await response.write(body[: len(body) // 2])
-        transport = request.transport
-        if transport is not None:
-            transport.close()  # what was written leaves first: the client holds half of a body
-        return response
-
-    async def _twice(self, request: web.Request, payload: dict[str, Any]) -> web.StreamResponse:
-        response = _json(payload)
-        await response.prepare(request)
-        await response.write_eof()
-        if isinstance(request.transport, asyncio.Transport):
-            body = response.body
-            assert isinstance(body, bytes)
-            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            request.transport.write(head.encode() + body)
-        return response
 
     async def _stream(self, request: web.Request, call: Call) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -256,28 +184,28 @@ class Routes(Core):
     # --- control
 
     async def _abort(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await body_of(request)
         problem = wire.check_abort(body)
         if problem is not None:
-            return _json(problem[1], problem[0])
+            return as_json(problem[1], problem[0])
         self.aborts.append(body)
         self.abort(body.get("rid", ""), every=body.get("abort_all", False))
         return web.Response()
 
     async def _pause(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await body_of(request)
         problem = wire.check_pause(body)
         if problem is not None:
-            return _json(problem[1], problem[0])
+            return as_json(problem[1], problem[0])
         mode = body.get("mode", "abort")
         self.pause(mode)
         if mode == "abort":  # what is frozen in place cannot end before a continue: the real engine waits for it too
             await self.until(lambda: not self.busy or self.paused is None, "abort pause drained", None)
-        return _json({"message": "Generation paused successfully.", "status": "ok"})
+        return as_json({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, _: web.Request) -> web.Response:
         self.resume()
-        return _json({"message": "Generation continued successfully.", "status": "ok"})
+        return as_json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _quiet(self, *, abort_all: bool) -> None:
         """Wait as a writer does: for what runs, with new calls held back; a paused engine is quiet enough."""
@@ -299,46 +227,46 @@ class Routes(Core):
         return None
 
     async def _update_from_disk(self, request: web.Request) -> web.Response:
-        body = await _body(request) or {}
+        body = await body_of(request) or {}
         await self._quiet(abort_all=body.get("abort_all_requests", False))
         label = body.get("weight_version")
         failure = self._updated("/update_weights_from_disk", body, label)
         self.fill()
         if failure is not None:
-            return _json({"success": False, "message": failure, "num_paused_requests": 0}, 400)
+            return as_json({"success": False, "message": failure, "num_paused_requests": 0}, 400)
         self.model_path = str(body.get("model_path", self.model_path))
         message = "Succeeded to update model weights."
         if label is not None:
             message += f" Weight version updated to {label}."
-        return _json({"success": True, "message": message, "num_paused_requests": 0})
+        return as_json({"success": True, "message": message, "num_paused_requests": 0})
 
     async def _update_from_tensor(self, request: web.Request) -> web.Response:
-        body = await _body(request) or {}
+        body = await body_of(request) or {}
         failure: str | None = (
             "update_weights_from_tensor must run between begin_weight_update() and end_weight_update()"
         )
         if self.update_open:
             failure = self._updated("/update_weights_from_tensor", body, body.get("weight_version"))
-        return _json({"success": failure is None, "message": failure or "Success"}, 400 if failure else 200)
+        return as_json({"success": failure is None, "message": failure or "Success"}, 400 if failure else 200)
 
     async def _begin_update(self, _: web.Request) -> web.Response:
         opened, self.update_open = not self.update_open, True
         message = "Success" if opened else "a weight update is already open"
-        return _json({"success": opened, "message": message}, 200 if opened else 400)
+        return as_json({"success": opened, "message": message}, 200 if opened else 400)
 
     async def _end_update(self, _: web.Request) -> web.Response:
         self.update_open = False
-        return _json({"success": True, "message": "Success"})
+        return as_json({"success": True, "message": "Success"})
 
     async def _update_version(self, request: web.Request) -> web.Response:
-        body = await _body(request) or {}
+        body = await body_of(request) or {}
         if body.get("abort_all_requests", True):
             self.abort(every=True)
         label = str(body.get("new_version"))
         failure = self._updated("/update_weight_version", body, label)
         if failure is not None:
-            return _json({"success": False, "message": failure, "new_version": label}, 400)
-        return _json({"success": True, "message": f"Weight version updated to {label}", "new_version": label})
+            return as_json({"success": False, "message": failure, "new_version": label}, 400)
+        return as_json({"success": True, "message": f"Weight version updated to {label}", "new_version": label})
 
     async def _flush(self, _: web.Request) -> web.Response:
         failed = bool(self.calls("running")) or (self.paused is None and self.busy)
@@ -347,18 +275,18 @@ class Routes(Core):
     # --- looks
 
     async def _model_info(self, _: web.Request) -> web.Response:
-        return _json(wire.model_info(self.model_path, self.weight_version))
+        return as_json(wire.model_info(self.model_path, self.weight_version))
 
     async def _server_info(self, _: web.Request) -> web.Response:
         limit = self.slots or NO_LIMIT
-        return _json(wire.server_info(self.model_path, version=VERSION, context=self.context, max_running=limit))
+        return as_json(wire.server_info(self.model_path, version=VERSION, context=self.context, max_running=limit))
 
     async def _models(self, _: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [{"id": self.model_path, "object": "model"}]})
+        return as_json({"object": "list", "data": [{"id": self.model_path, "object": "model"}]})
 
     async def _loads(self, _: web.Request) -> web.Response:
         running, waiting = self.loads or (len(self.calls("running")), len(self.calls("waiting")))
-        return _json(wire.loads(running, waiting, max_running=self.slots or NO_LIMIT, version=VERSION))
+        return as_json(wire.loads(running, waiting, max_running=self.slots or NO_LIMIT, version=VERSION))
 
     async def _ping(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)

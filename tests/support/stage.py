@@ -32,7 +32,6 @@ from rollout_svc.service import RolloutService
 from rollout_svc.workers.worker import Worker
 from tests.support.bell import WAIT_S, Bell
 from tests.support.face import Face
-from tests.support.fake_sglang import FakeSGLang
 
 __all__ = ["PROMPT", "SLACK_S", "Stage", "lines", "make_config", "stage"]
 
@@ -47,8 +46,6 @@ EVENTS = tuple(
     if isinstance(kind := getattr(events, name), type) and issubclass(kind, Event) and kind is not Event
 )
 E = TypeVar("E", bound=Event)
-Faked = FakeSGLang | Face
-"""A fake engine, whatever its dialect."""
 
 
 def lines(count: int, first: int = 0) -> list[dict[str, Any]]:
@@ -56,7 +53,7 @@ def lines(count: int, first: int = 0) -> list[dict[str, Any]]:
     return [{"id": f"p{n}", "input_ids": [*PROMPT, n], "ground_truth": n} for n in range(first, first + count)]
 
 
-def make_config(*engines: Faked | str | Mapping[str, Any], **sections: Any) -> Config:
+def make_config(*engines: Face | str | Mapping[str, Any], **sections: Any) -> Config:
     """Make a small configuration.
 
     Args:
@@ -65,7 +62,7 @@ def make_config(*engines: Faked | str | Mapping[str, Any], **sections: Any) -> C
             `judger`, `agent`, `sampling` are those of the one task `t`.
     """
     workers = [
-        {"url": engine.url} if isinstance(engine, Faked) else {"url": engine} if isinstance(engine, str) else engine
+        {"url": engine.url} if isinstance(engine, Face) else {"url": engine} if isinstance(engine, str) else engine
         for engine in engines
     ]
     task = {
@@ -89,7 +86,7 @@ def make_config(*engines: Faked | str | Mapping[str, Any], **sections: Any) -> C
     return config_from_mapping(data | sections)
 
 
-def _worker(engine: Faked | str | Mapping[str, Any]) -> dict[str, Any]:
+def _worker(engine: Face | str | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(engine, Mapping):
         return dict(engine)
     return {"url": engine if isinstance(engine, str) else engine.url}
@@ -236,7 +233,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    *engines: Faked | str | Mapping[str, Any],
+    *engines: Face | str | Mapping[str, Any],
     pushed: int = 0,
     ready: bool = True,
     storage: Storage | None = None,
@@ -259,7 +256,7 @@ async def stage(
         if hasattr(part, "bell"):
             part.bell = made.bell
     for engine in engines:
-        if isinstance(engine, Faked):
+        if isinstance(engine, Face):
             engine.listeners.append(made.bell.ring)
     await service.start()
     for listens in (made.parts.pool, made.parts.rollouts, made.parts.buffer, made.parts.gate):
