@@ -151,7 +151,11 @@ async def test_a_stream_that_is_cut_keeps_its_tokens() -> None:
         batch = await made.take(groups=2)
         found = sorted((s for g in batch["groups"] for s in g["samples"]), key=lambda s: len(s["response_ids"]))
         assert [s["response_ids"] for s in found] == [[5], [101, 102, 103, 101, 102]]
-        assert [(s["finish_reason"], spans(s)) for s in found] == [("stop", [(0, 0, 1)]), ("stop", [(0, 0, 5)])]
+        assert [(s["finish_reason"], spans(s)) for s in found] == [
+            ("stop", [(0, 0, 1)]),
+            ("stop", [(0, 0, 3), (0, 3, 5)]),
+        ]
+        assert [span.get("confirmed", True) for span in found[1]["weight_versions"]] == [False, True]
 
 
 # -- stopping ------------------------------------------------------------------------------------------------

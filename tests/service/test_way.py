@@ -153,7 +153,11 @@ async def test_text_goes_in_and_comes_out() -> None:
             [group] = (await made.take())["groups"]
             [sample] = group["samples"]
             assert sample["prompt_ids"] == list(b"6*7=")
-            assert (sample["response"], sample["reward"], sample["meta"]) == ("42", 1.0, {"kind": "product", "logprobs_mode": "raw"})
+            assert (sample["response"], sample["reward"], sample["meta"]) == (
+                "42",
+                1.0,
+                {"kind": "product", "logprobs_mode": "raw"},
+            )
             assert sample["response_ids"] == [*b"42", 256]
 
 
