@@ -1,0 +1,39 @@
+"""The settings of a service, as frozen values; defaults and bounds live here."""
+
+from rollout_svc.config.base import Listed
+from rollout_svc.config.settings import (
+    AgentConfig,
+    BufferConfig,
+    Config,
+    JudgerConfig,
+    PauseConfig,
+    PluginConfig,
+    ProducerConfig,
+    PromptsConfig,
+    SamplingConfig,
+    ServiceConfig,
+    TaskConfig,
+    TokenizerConfig,
+    TrainerConfig,
+    is_loopback,
+)
+from rollout_svc.config.workers import WorkerConfig
+
+__all__ = [
+    "AgentConfig",
+    "BufferConfig",
+    "Config",
+    "JudgerConfig",
+    "Listed",
+    "PauseConfig",
+    "PluginConfig",
+    "ProducerConfig",
+    "PromptsConfig",
+    "SamplingConfig",
+    "ServiceConfig",
+    "TaskConfig",
+    "TokenizerConfig",
+    "TrainerConfig",
+    "WorkerConfig",
+    "is_loopback",
+]
