@@ -17,13 +17,14 @@ from rollout_svc.config.settings import (
     TrainerConfig,
     is_loopback,
 )
-from rollout_svc.config.workers import WorkerConfig
+from rollout_svc.config.workers import LaunchConfig, WorkerConfig
 
 __all__ = [
     "AgentConfig",
     "BufferConfig",
     "Config",
     "JudgerConfig",
+    "LaunchConfig",
     "Listed",
     "PauseConfig",
     "PluginConfig",

@@ -6,6 +6,7 @@ Invariants:
 - Unknown keys are refused.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -53,12 +54,12 @@ def only(value: T, *supported: T) -> T:
     return value
 
 
-def refuse_repeats(values: list[str], field: str, noun: str) -> None:
-    """Refuse a value that a field of an earlier item has already."""
+def refuse_repeats(values: Sequence[object], field: tuple[str, ...], noun: str) -> None:
+    """Refuse a value that a field of an earlier item has already; None is no value."""
     for index, value in enumerate(values):
         first = values.index(value)
-        if first != index:
-            raise refuse((index, field), f"{value!r} is already the {field} of {noun} {first}")
+        if first != index and value is not None:
+            raise refuse((index, *field), f"{value!r} is already the {'.'.join(field)} of {noun} {first}")
 
 
 class Settings(BaseModel):

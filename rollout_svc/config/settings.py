@@ -303,8 +303,10 @@ class Config(Settings):
 
     @field_validator("workers")
     @classmethod
-    def _unique_urls(cls, workers: tuple[WorkerConfig, ...]) -> tuple[WorkerConfig, ...]:
-        refuse_repeats([worker.url for worker in workers], "url", "worker")
+    def _unique_addresses(cls, workers: tuple[WorkerConfig, ...]) -> tuple[WorkerConfig, ...]:
+        refuse_repeats([worker.url for worker in workers], ("url",), "worker")
+        fixed = [None if (one := worker.launch) is None or one.port == "auto" else one.port for worker in workers]
+        refuse_repeats(fixed, ("launch", "port"), "worker")
         return workers
 
     @field_validator("tasks")
@@ -312,5 +314,5 @@ class Config(Settings):
     def _some_of_unique_names(cls, tasks: tuple[TaskConfig, ...]) -> tuple[TaskConfig, ...]:
         if not tasks:
             raise ValueError("a service without a task has no work: give at least one")
-        refuse_repeats([task.name for task in tasks], "name", "task")
+        refuse_repeats([task.name for task in tasks], ("name",), "task")
         return tasks

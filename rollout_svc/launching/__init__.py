@@ -3,6 +3,7 @@
 What is decided (`policy`, `ports`) is apart from what is done (`processes`, `leash`).
 """
 
+from rollout_svc.launching.checks import address_problems, launch_problems
 from rollout_svc.launching.launch import Launch, Launcher, LaunchFailed, Process, how_it_ended
 from rollout_svc.launching.leash import leashed
 from rollout_svc.launching.policy import Restarts
@@ -16,8 +17,10 @@ __all__ = [
     "Process",
     "ProcessLauncher",
     "Restarts",
+    "address_problems",
     "choose_port",
     "how_it_ended",
+    "launch_problems",
     "leashed",
     "tail",
 ]

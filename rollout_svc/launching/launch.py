@@ -47,8 +47,12 @@ class Process(Protocol):
         """Its number; it leads a session and a process group."""
 
     @property
+    def gone(self) -> asyncio.Future[int | None]:
+        """Done when it has ended: its exit code, minus its signal, or None where nobody can tell."""
+
+    @property
     def ended(self) -> asyncio.Future[int | None]:
-        """Done when it and what it left behind are gone: its exit code, minus its signal, or None: nobody can tell."""
+        """Done, with the same, when what it left behind is gone as well."""
 
     def ask(self) -> None:
         """Ask it to stop (SIGTERM)."""

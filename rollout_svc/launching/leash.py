@@ -3,7 +3,8 @@
     python -I -S leash.py STARTER REPORT COMMAND ARGUMENT...
 
 The command runs in a session of its own. Standard input is the leash: the starter holds the other end of the pipe, and
-the system closes it when the starter dies, however it dies. REPORT is a descriptor for `pid N` and `exit N`, or -1.
+the system closes it when the starter dies, however it dies. REPORT is a descriptor for `pid N` and `exit N`, or -1:
+the latter is written when the command itself has ended, and closed when nothing is left of it.
 
 Invariants:
 
@@ -62,7 +63,7 @@ class _Leash:
         self._kill_at = float("inf")  # monotonic seconds
 
     def watch(self, signals: int) -> int:
-        """Wait until the command and everything it left behind have ended; returns how the command did.
+        """Wait until the command has ended; returns how.
 
         Args:
             signals: where the numbers of signals to this process can be read.
@@ -79,8 +80,22 @@ class _Leash:
             if time.monotonic() >= self._kill_at:
                 self._kill()
             self._reap()
-        self._end_rest()
         return self._status
+
+    def end_rest(self) -> None:
+        """End what the command left behind: asked first, unless it is to be killed."""
+        end = min(self._kill_at, time.monotonic() + _REST_S)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.child, signal.SIGTERM)
+            while self._reap() and time.monotonic() < end:
+                time.sleep(_POLL_S)
+        self._kill()
+        end = time.monotonic() + _REAP_S
+        while self._reap() and time.monotonic() < end:
+            for pid in _children():  # ours until we reap them, so their numbers are nobody else's
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_S)
 
     def _told(self, words: bytes) -> None:
         if not words:
@@ -111,21 +126,6 @@ class _Leash:
                 self._status = os.waitstatus_to_exitcode(status)
             elif pid == 0:
                 return True
-
-    def _end_rest(self) -> None:
-        """End what the command left behind: asked first, unless it is to be killed."""
-        end = min(self._kill_at, time.monotonic() + _REST_S)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.child, signal.SIGTERM)
-            while self._reap() and time.monotonic() < end:
-                time.sleep(_POLL_S)
-        self._kill()
-        end = time.monotonic() + _REAP_S
-        while self._reap() and time.monotonic() < end:
-            for pid in _children():  # ours until we reap them, so their numbers are nobody else's
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(_POLL_S)
 
 
 def _children() -> list[int]:
@@ -199,8 +199,10 @@ def _main(arguments: list[str]) -> None:
         _report(report, f"exit {_NOT_FOUND}")
         os._exit(_NOT_FOUND)
     _report(report, f"pid {child.pid}")
-    code = _Leash(child.pid, starter).watch(signals)
+    leash = _Leash(child.pid, starter)
+    code = leash.watch(signals)
     _report(report, f"exit {code}")
+    leash.end_rest()
     _end_as(code)
 
 

@@ -20,7 +20,7 @@ _DEFAULTS: Final = frozenset({23_333})  # LMDeploy's own
 _TRIES: Final = 200
 
 
-def choose_port(before: int | None, taken: Container[int], is_free: Callable[[int], bool], rng: Random) -> int:
+def choose_port(before: int | None, taken: Container[int | None], is_free: Callable[[int], bool], rng: Random) -> int:
     """Choose a port: the one it had where that is still free, else any.
 
     Args:

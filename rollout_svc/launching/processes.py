@@ -41,8 +41,8 @@ class LeashedProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.pid = 0
         self.started: asyncio.Future[None] = loop.create_future()
+        self.gone: asyncio.Future[int | None] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()
-        self._code: int | None = None
         self._said = b""
         self._leash: subprocess.Popen[bytes] | None = None
 
@@ -81,12 +81,12 @@ class LeashedProcess(asyncio.Protocol):
                 self.pid = int(number)
                 if not self.started.done():
                     self.started.set_result(None)
-            elif word == b"exit":
-                self._code = int(number)
+            elif word == b"exit" and not self.gone.done():
+                self.gone.set_result(int(number))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The leash has ended, or is about to."""
-        if self._code is None and self.pid:
+        if self.pid and not self.gone.done():
             # Somebody killed the leash: on Linux the process went with it, but what that one started did not.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -99,8 +99,10 @@ class LeashedProcess(asyncio.Protocol):
         self.let_go()
         if not self.started.done():
             self.started.set_result(None)
+        if not self.gone.done():
+            self.gone.set_result(None)
         if not self.ended.done():
-            self.ended.set_result(self._code)
+            self.ended.set_result(self.gone.result())
 
 
 class ProcessLauncher:

@@ -6,6 +6,7 @@ Invariants:
   it out.
 - No worker gets traffic before `admit` said that it has the current weights, and none is brought to them while a pause
   climbs: what was cancelled there may still run.
+- A launched worker whose process does not run is not asked anything: its address may be somebody else's by now.
 - A quarantined worker always has a way back: its own count at 0, or a canary after `quarantine_s`.
 """
 
@@ -66,6 +67,7 @@ class Supervisor:
         self._admitting.set()
         self._quarantine_s = quarantine_s
         self._new_id = new_id
+        self.on_removed: Callable[[Worker], None] = lambda _: None
         self._steps: dict[WorkerState, Callable[[Worker], Awaitable[None]]] = {
             WorkerState.STARTING: self._reach,
             WorkerState.ACTIVE: self._watch,
@@ -79,6 +81,10 @@ class Supervisor:
         """Start the worker's task; it ends when the worker is removed."""
         self._tasks.spawn(f"watch:{worker.worker_id}", self._run(worker))
 
+    def lost(self, worker: Worker, reason: str) -> None:
+        """Its process ended: nobody is sent there, and what it ran goes elsewhere."""
+        self._declare_dead(worker, reason)
+
     def hold(self) -> None:
         """Let nobody in until `release`: a pause climbs."""
         self._admitting.clear()
@@ -89,7 +95,10 @@ class Supervisor:
 
     async def _run(self, worker: Worker) -> None:
         while self._pool.workers.get(worker.worker_id) is worker:
-            await self._steps[worker.state](worker)
+            if worker.absent and worker.state is not WorkerState.DRAINING:
+                await _attention(worker, _PROBE_S)
+            else:
+                await self._steps[worker.state](worker)
 
     async def _look(self, worker: Worker) -> EngineInfo:
         """Find out what is there: it may be another engine than it was."""
@@ -101,7 +110,7 @@ class Supervisor:
     async def _reach(self, worker: Worker) -> None:
         """STARTING: the engine may still be loading; ask until it answers."""
         wait_s = _FIRST_REACH_S
-        while worker.state is WorkerState.STARTING:
+        while worker.state is WorkerState.STARTING and not worker.absent:
             try:
                 info = await self._look(worker)
             except WorkerFailure as failure:
@@ -109,8 +118,9 @@ class Supervisor:
                     worker.breaker.trip(asyncio.get_running_loop().time())
                     worker.become(WorkerState.RECOVERING, str(failure))
                     return
-                worker.reason = str(failure)
-                await _attention(worker, wait_s)
+                if not worker.absent:
+                    worker.reason = str(failure)
+                    await _attention(worker, wait_s)
                 wait_s = min(_REACH_CAP_S, wait_s * 2)
             else:
                 await self._let_in(worker, info)
@@ -181,7 +191,8 @@ class Supervisor:
             info = await self._look(worker)
             health = await self._control.ping(worker)
         except WorkerFailure as failure:
-            worker.reason = str(failure)
+            if not worker.absent:
+                worker.reason = str(failure)
             worker.breaker.trip(asyncio.get_running_loop().time())
             return
         if not (health.alive and health.ready) and not await self._works(worker):
@@ -225,8 +236,10 @@ class Supervisor:
     async def _drain(self, worker: Worker) -> None:
         """DRAINING: gone once its last call has ended, or ended by us where the engine does not answer any more."""
         if not worker.calls:
-            await self._freezing.thaw(worker)
+            if not worker.absent:
+                await self._freezing.thaw(worker)
             self._pool.remove(worker.worker_id)
+            self.on_removed(worker)
             return
         await _attention(worker, _PROBE_S)
         try:
@@ -240,6 +253,8 @@ class Supervisor:
     # -- parts -----------------------------------------------------------------------------------------------
 
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
+        if worker.launched is not None:
+            worker.launched.answered = not worker.absent
         before, quarantine = worker.state, worker.quarantine
 
         def undisturbed() -> bool:

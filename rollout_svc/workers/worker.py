@@ -20,7 +20,17 @@ from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
 
-__all__ = ["AbortReason", "Cache", "CallEnded", "EngineCall", "Freeze", "Quarantine", "Worker", "WorkerState"]
+__all__ = [
+    "AbortReason",
+    "Cache",
+    "CallEnded",
+    "EngineCall",
+    "Freeze",
+    "Launched",
+    "Quarantine",
+    "Worker",
+    "WorkerState",
+]
 
 _SINGLE_ABORTS: Final = 4  # at once, of the 8 control connections a worker has at most: for calls that were dropped
 
@@ -153,6 +163,32 @@ class Freeze:
     thawing: bool = False
 
 
+@dataclass(slots=True)
+class Launched:
+    """The process behind a worker that is launched.
+
+    Attributes:
+        log: the file with all it said.
+        pid: its number; None while none runs.
+        starts: how often one was started.
+        answered: whether the one that was started last has said what it is.
+        over: it ended, and none is started any more.
+        last_words: the end of the log, where the last one ended before it answered.
+    """
+
+    log: str
+    pid: int | None = None
+    starts: int = 0
+    answered: bool = False
+    over: bool = False
+    last_words: str = ""
+
+    def began(self, pid: int) -> None:
+        """A process was started."""
+        self.pid, self.answered, self.last_words = pid, False, ""
+        self.starts += 1
+
+
 class Worker:
     """One engine as the pool sees it; see the module's invariants."""
 
@@ -173,6 +209,7 @@ class Worker:
         "freeze",
         "freeze_until",
         "held",
+        "launched",
         "limit",
         "loading",
         "max_batch",
@@ -237,6 +274,7 @@ class Worker:
         self.switching = asyncio.Lock()
         self.loading = False  # weights are on their way: what is frozen there must not go on
         self.unsure = False
+        self.launched: Launched | None = None
         self.attention = asyncio.Event()
         self._on_change = on_change
 
@@ -250,6 +288,11 @@ class Worker:
             return False
         limit = self.limit if self.breaker.state == "closed" else min(1, self.limit)
         return len(self.calls) < limit
+
+    @property
+    def absent(self) -> bool:
+        """Whether it is launched and its process does not run: who answers at its address is somebody else."""
+        return self.launched is not None and self.launched.pid is None
 
     @property
     def load(self) -> float:
@@ -302,6 +345,17 @@ class Worker:
                 call.held_s += now - self.freeze.since
             self.freeze = None
 
+    def renewed(self, now: float) -> None:
+        """Its process has ended and another follows: nothing that was done to the first is in force."""
+        self.thawed(now)
+        self.freeze_until = self.thaw_until = 0.0
+        self.residual = self.flushed = None
+
+    def move(self, url: str) -> None:
+        """It is found at another address from now on."""
+        self.endpoint = self.endpoint.moved(url)
+        self.engines = (self.endpoint,)
+
     def in_lanes(self, lanes: frozenset[Lane]) -> list[EngineCall]:
         """Calls of these lanes under way."""
         return [call for call in self.calls.values() if call.lane in lanes]
@@ -335,7 +389,7 @@ class Worker:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record of `status.workers`."""
-        return {
+        record = {
             "id": self.worker_id,
             "url": self.endpoint.url,
             "dialect": self.dialect.name if self.profile is not None or len(self.candidates) == 1 else "auto",
@@ -349,3 +403,7 @@ class Worker:
             "weight_version": self.version,
             "frozen": self.freeze is not None,
         }
+        if self.launched is not None:
+            launched = self.launched
+            record["process"] = {"pid": launched.pid, "starts": launched.starts, "log": launched.log}
+        return record
