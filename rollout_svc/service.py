@@ -125,7 +125,8 @@ class RolloutService:
         if self._phase != "new":
             return
         self._phase = "starting"
-        await self._check_addresses()
+        if not await self._addresses_are_free():
+            return
         self._parts = parts = assemble(
             self.prepared,
             bus=self.bus,
@@ -140,8 +141,8 @@ class RolloutService:
             self._fleet.add(worker)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
 
-    async def _check_addresses(self) -> None:
-        """Refuse to start where an engine that is to be launched could not listen."""
+    async def _addresses_are_free(self) -> bool:
+        """Refuse to start where an engine that is to be launched could not listen; false where it was stopped since."""
         problems = []
         for index, worker in enumerate(self.config.workers):
             if worker.launch is not None:
@@ -149,6 +150,7 @@ class RolloutService:
         if problems:
             self._phase = "stopped"
             raise ConfigError(problems)
+        return self._phase == "starting"
 
     async def ready(self) -> None:
         """Wait until every configured engine has answered, then open the gate.
@@ -191,7 +193,7 @@ class RolloutService:
         closing = [
             asyncio.ensure_future(parts.processes.close()),
             asyncio.ensure_future(parts.storage.close()),
-            asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S)),
+            asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)
         self._phase = "stopped"

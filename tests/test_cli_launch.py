@@ -17,6 +17,8 @@ from tests.test_cli import CONFIGS, ROOT, WAIT_S, Served, changed, run, served, 
 
 ENGINE = [sys.executable, "-m", "tests.support.launched_engine", "--port", "{port}", "--ways"]
 
+ENV = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+
 
 def launched(**launch: Any) -> dict[str, Any]:
     """A configuration with one launched engine."""
@@ -67,9 +69,8 @@ async def test_a_command_that_ends_at_once_is_exit_1_with_its_words(tmp_path: Pa
     assert (tmp_path / "logs" / "w0.log").read_text().count("cannot find model") == 2
 
 
-async def started(service: Served, ways: Path) -> list[int]:
-    """Wait until it serves; the numbers of its engines and their children."""
-    service.url = await service.word("service.ready")
+def pids_in(ways: Path) -> list[int]:
+    """The numbers of the engines here, and of their children."""
     return [int(line) for line in (ways / "pids").read_text().splitlines()]
 
 
@@ -83,15 +84,32 @@ async def gone(pids: list[int]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 async def test_nothing_is_left_of_a_service_that_was_killed(tmp_path: Path) -> None:
     """Kill -9 of the service: engines and their children, deaf to SIGTERM, are gone soon after."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    launch = {"command": [*ENGINE, str(tmp_path)], "env": {"PYTHONPATH": path}, "log_dir": str(tmp_path)}
+    launch = {"command": [*ENGINE, str(tmp_path)], "env": ENV, "log_dir": str(tmp_path)}
     async with served(tmp_path, workers=[{"launch": launch}, {"launch": launch}]) as service:
-        pids = await started(service, tmp_path)
+        await service.word("service.ready")
+        pids = pids_in(tmp_path)
         assert len(pids) == 4
         assert all(map(lives, pids))
         service.process.kill()
         await service.process.wait()
         await gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+async def test_an_engine_is_launched_and_ended_over_http(tmp_path: Path) -> None:
+    """With the service's token a worker may be launched; when it is removed, its process is ended."""
+    launch = {"command": [*ENGINE, str(tmp_path)], "env": ENV, "log_dir": str(tmp_path)}
+    async with served(tmp_path, service={"port": 0, "token": "sesame"}) as service:
+        service.url = await service.word("service.ready")
+        async with RolloutClient(service.url, "sesame") as client:
+            added = await client.add_worker(launch=launch)
+            assert added["process"]["log"] == str(tmp_path / "w0.log")
+            async with asyncio.timeout(WAIT_S):
+                while (await client.workers())[0]["state"] != "ACTIVE":  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            await client.remove_worker(added["id"])
+            await gone(pids_in(tmp_path))
+            assert await client.workers() == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

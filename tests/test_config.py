@@ -153,6 +153,11 @@ def test_an_engine_is_reached_where_it_listens(host: str, url: str) -> None:
         ("workers", [{"launch": {"command": ["e"], "port": 1, "restarts": -1}}], "workers.0.launch.restarts"),
         ("workers", [{"launch": {"command": ["e"], "port": 1, "cwd": "/"}}], "workers.0.launch.cwd"),
         ("workers", [{"launch": {"command": ["e"], "port": 9}}] * 2, "workers.1.launch.port"),
+        (
+            "workers",
+            [{"launch": {"command": ["e"], "port": 9}}, {"url": "http://127.0.0.1:9"}],
+            "workers.0.launch.port",
+        ),
         ("workers", [{"url": "ftp://host"}], "workers.0.url"),
         ("workers", [{"url": "http://"}], "workers.0.url"),
         ("workers", [{"url": "127.0.0.1:30000"}], "workers.0.url"),

@@ -305,8 +305,12 @@ class Config(Settings):
     @classmethod
     def _unique_addresses(cls, workers: tuple[WorkerConfig, ...]) -> tuple[WorkerConfig, ...]:
         refuse_repeats([worker.url for worker in workers], ("url",), "worker")
-        fixed = [None if (one := worker.launch) is None or one.port == "auto" else one.port for worker in workers]
-        refuse_repeats(fixed, ("launch", "port"), "worker")
+        launched = [worker.launch.fixed_url if worker.launch is not None else None for worker in workers]
+        refuse_repeats(launched, ("launch", "port"), "worker")
+        given = {worker.url for worker in workers if worker.url is not None}
+        for index, url in enumerate(launched):
+            if url in given:
+                raise refuse((index, "launch", "port"), f"{url!r} is the url of another worker already")
         return workers
 
     @field_validator("tasks")

@@ -61,6 +61,11 @@ class LaunchConfig(Settings):
         """Where the log goes."""
         return self.log_dir or LOG_FOLDER
 
+    @property
+    def fixed_url(self) -> str | None:
+        """Its address, where that does not wait for a free port."""
+        return None if self.port == "auto" else self.url_at(self.port)
+
     def command_at(self, port: int | None) -> tuple[str, ...]:
         """The command, filled in. Plain replacement: an argument may be JSON, full of braces."""
         places = {"{python}": sys.executable, "{host}": self.host, "{port}": str(port)}

@@ -23,9 +23,10 @@ from rollout_svc.config import LaunchConfig
 from rollout_svc.events import EngineExited, EngineStarted, EventBus
 from rollout_svc.launching import Launch, Launcher, LaunchFailed, Process, Restarts, choose_port, how_it_ended
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.launched import Launched
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
-from rollout_svc.workers.worker import Launched, Worker, WorkerState
+from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["Launching"]
 
@@ -111,11 +112,17 @@ class Launching:
     # -- one worker ------------------------------------------------------------------------------------------
 
     async def _keep(self, kept: _Kept) -> None:
+        worker = kept.worker
         while True:
             process, how = await self._live(kept)
-            if kept.leaving.done() or self._held:
+            if kept.leaving.done():
+                return
+            if self._held or worker.state is WorkerState.DRAINING:
+                self._supervisor.lost(worker, f"its process {how} (log: {kept.launched.log})")
                 return
             wait_s = await self._ended(kept, how)
+            async with worker.switching:  # what was done to the process that is gone is not in force any more
+                worker.renewed(asyncio.get_running_loop().time())
             if wait_s is None:
                 return
             await asyncio.wait({kept.leaving}, timeout=wait_s)
@@ -123,7 +130,8 @@ class Launching:
                 await asyncio.wait({process.ended}, timeout=_KILLED_S)
             if kept.leaving.done() or self._held:
                 return
-            await self._renew(kept.worker)
+            if worker.state is WorkerState.DEAD:
+                worker.become(WorkerState.STARTING, "its process is started again")
 
     async def _live(self, kept: _Kept) -> tuple[Process | None, str]:
         """Start a process and wait for its end, or end it where its worker was removed; returns it and how it ended."""
@@ -168,13 +176,6 @@ class Launching:
                 worker.reason = reason
         self._bus.emit(EngineExited(worker.worker_id, how, launched.log, wait_s, launched.last_words))
         return wait_s
-
-    async def _renew(self, worker: Worker) -> None:
-        """Forget what only the process that is gone could have been: frozen, or about to be."""
-        async with worker.switching:
-            worker.renewed(asyncio.get_running_loop().time())
-        if worker.state is WorkerState.DEAD:
-            worker.become(WorkerState.STARTING, "its process is started again")
 
     def _url(self, config: LaunchConfig, worker: Worker | None) -> str:
         port = config.port

@@ -115,6 +115,7 @@ class Supervisor:
                 info = await self._look(worker)
             except WorkerFailure as failure:
                 if failure.kind in REFUSING:
+                    worker.heard()
                     worker.breaker.trip(asyncio.get_running_loop().time())
                     worker.become(WorkerState.RECOVERING, str(failure))
                     return
@@ -253,8 +254,7 @@ class Supervisor:
     # -- parts -----------------------------------------------------------------------------------------------
 
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
-        if worker.launched is not None:
-            worker.launched.answered = not worker.absent
+        worker.heard()
         before, quarantine = worker.state, worker.quarantine
 
         def undisturbed() -> bool:

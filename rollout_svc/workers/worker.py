@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, Self
 from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
+from rollout_svc.workers.launched import Launched
 
 __all__ = [
     "AbortReason",
@@ -26,7 +27,6 @@ __all__ = [
     "CallEnded",
     "EngineCall",
     "Freeze",
-    "Launched",
     "Quarantine",
     "Worker",
     "WorkerState",
@@ -161,32 +161,6 @@ class Freeze:
     since: float
     confirmed: bool = False
     thawing: bool = False
-
-
-@dataclass(slots=True)
-class Launched:
-    """The process behind a worker that is launched.
-
-    Attributes:
-        log: the file with all it said.
-        pid: its number; None while none runs.
-        starts: how often one was started.
-        answered: whether the one that was started last has said what it is.
-        over: it ended, and none is started any more.
-        last_words: the end of the log, where the last one ended before it answered.
-    """
-
-    log: str
-    pid: int | None = None
-    starts: int = 0
-    answered: bool = False
-    over: bool = False
-    last_words: str = ""
-
-    def began(self, pid: int) -> None:
-        """A process was started."""
-        self.pid, self.answered, self.last_words = pid, False, ""
-        self.starts += 1
 
 
 class Worker:
@@ -345,8 +319,13 @@ class Worker:
                 call.held_s += now - self.freeze.since
             self.freeze = None
 
+    def heard(self) -> None:
+        """Its engine answered, whatever it said."""
+        if self.launched is not None and self.launched.pid is not None:
+            self.launched.answered = True
+
     def renewed(self, now: float) -> None:
-        """Its process has ended and another follows: nothing that was done to the first is in force."""
+        """Its process has ended: it is not frozen, nor will a freeze that is on its way reach anybody."""
         self.thawed(now)
         self.freeze_until = self.thaw_until = 0.0
         self.residual = self.flushed = None
@@ -404,6 +383,5 @@ class Worker:
             "frozen": self.freeze is not None,
         }
         if self.launched is not None:
-            launched = self.launched
-            record["process"] = {"pid": launched.pid, "starts": launched.starts, "log": launched.log}
+            record["process"] = self.launched.as_json()
         return record

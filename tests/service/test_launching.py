@@ -281,3 +281,43 @@ async def test_a_service_that_stops_starts_nothing_any_more(tmp_path: Path) -> N
         await stopping
         assert len(made.of(EngineStarted)) == 1
     assert not any(map(lives, pids(tmp_path)))
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep", "wait"])
+async def test_a_process_that_ends_during_a_pause_has_nothing_left(tmp_path: Path, mode: str) -> None:
+    """P8, P9: the pause comes back in time and clean, for what does not run holds nothing; later all goes on."""
+    async with stage(engine(tmp_path)) as made:
+        worker = made.worker()
+        (tmp_path / "hold").touch()
+        await made.push(3)
+        await until(made, lambda: len(worker.calls) == 3, "it works")
+        pausing = made.start(made.pause(mode=mode, deadline_s=3.0))
+        if mode == "keep":
+            await pausing
+        os.kill(pid_of(worker), signal.SIGKILL)
+        report = await pausing
+        assert report.clean
+        await until(made, lambda: bool(made.of(EngineExited)), "its end is known")
+        await until(made, lambda: not worker.calls and worker.freeze is None, "it holds nothing")
+        assert (await made.pause()).clean
+        (tmp_path / "hold").unlink()
+        await made.resume()
+        await until(made, lambda: worker.state is WorkerState.ACTIVE, "it is back")
+        assert len((await made.take(groups=3))["groups"]) == 3
+
+
+async def test_an_engine_comes_back_with_the_weights_of_the_fleet(tmp_path: Path) -> None:
+    """P19: a process that starts with the first weights is given the current ones before it sees traffic."""
+    async with stage(engine(tmp_path), pushed=1) as made:
+        await made.take()
+        worker = made.worker()
+        source = {"kind": "disk", "path": str(tmp_path)}
+        await made.service.update_weights(1, source, pause={"deadline_s": 2.0})
+        assert worker.version == 1
+        os.kill(pid_of(worker), signal.SIGKILL)
+        await made.push(1, first=1)
+        batch = await made.take(step=1)
+        spans = batch["groups"][0]["samples"][0]["weight_versions"]
+        assert {span["version"] for span in spans} == {1}
+        assert worker.launched is not None
+        assert worker.launched.starts == 2
