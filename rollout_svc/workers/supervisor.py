@@ -33,6 +33,7 @@ Admit = Callable[[Worker, EngineInfo, Callable[[], bool]], Awaitable[str | None]
 _PROBE_S: Final = 2.0  # seconds between pings: shorter than the engines' keep-alive, so the connection stays warm
 _FIRST_REACH_S: Final = 0.25  # seconds between attempts to reach an engine that is still loading, doubling
 _REACH_CAP_S: Final = 5.0
+_REACH_OURS_S: Final = 1.0  # the same for an engine of ours, on this machine: nobody minds being asked
 _LOST_PINGS: Final = 3  # pings without an answer before a worker counts as dead
 _RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined worker's own count
 _REFUSED_CAP_S: Final = 30.0  # seconds between two tries to bring the weights to a worker that refuses them
@@ -122,7 +123,7 @@ class Supervisor:
                 if not worker.absent:
                     worker.reason = str(failure)
                     await _attention(worker, wait_s)
-                wait_s = min(_REACH_CAP_S, wait_s * 2)
+                wait_s = min(_REACH_CAP_S if worker.launched is None else _REACH_OURS_S, wait_s * 2)
             else:
                 await self._let_in(worker, info)
 

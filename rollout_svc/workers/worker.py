@@ -325,10 +325,11 @@ class Worker:
             self.launched.answered = True
 
     def renewed(self, now: float) -> None:
-        """Its process has ended: it is not frozen, nor will a freeze that is on its way reach anybody."""
+        """Its process has ended: neither frozen nor at fault, and no freeze on its way will reach anybody."""
         self.thawed(now)
         self.freeze_until = self.thaw_until = 0.0
         self.residual = self.flushed = None
+        self.breaker.succeeded()
 
     def move(self, url: str) -> None:
         """It is found at another address from now on."""

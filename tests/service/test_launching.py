@@ -126,6 +126,7 @@ async def test_an_exit_is_known_at_once_and_the_engine_comes_back(tmp_path: Path
         await until(made, lambda: first.state is WorkerState.ACTIVE, "it is back")
         assert port_of(first) == port
         assert pid_of(first) != pid
+        assert first.breaker.state == "closed"  # a full share at once: the faults were the other process's
         assert first.launched is not None
         assert first.launched.starts == 2
         await made.push(8, first=8)
