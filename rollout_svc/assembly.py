@@ -21,6 +21,7 @@ from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
 from rollout_svc.judging import Judging, ProcessRunner
+from rollout_svc.launching import launch_problems
 from rollout_svc.ledger import Ledger
 from rollout_svc.limits import raise_open_file_limit
 from rollout_svc.outside import Outside
@@ -42,6 +43,7 @@ from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.breaker import Breaker
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
+from rollout_svc.workers.launching import Launching
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
 from rollout_svc.workers.worker import Worker
@@ -79,6 +81,7 @@ class Parts:
     fleet: Fleet
     updater: WeightUpdater
     supervisor: Supervisor
+    launching: Launching
     pauses: PauseController
     batches: Batches
 
@@ -114,6 +117,9 @@ def prepare(config: Config) -> Prepared:
             sources[task.name] = make_source(task.prompts, refused=refused, where=f"tasks.{index}.prompts")
         except ConfigError as error:
             problems.extend(error.problems)
+    for index, worker in enumerate(config.workers):
+        if worker.launch is not None:
+            problems += launch_problems(worker.launch, f"workers.{index}.launch")
     if problems:
         raise ConfigError(problems)
     plan = make_plan(config.trainer, dict(zip(worker_ids(config), (w.max_batch for w in config.workers), strict=True)))
@@ -121,11 +127,11 @@ def prepare(config: Config) -> Prepared:
     return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan)
 
 
-def make_worker(worker_id: str, config: WorkerConfig, pool: WorkerPool, rng: Random) -> Worker:
+def make_worker(worker_id: str, config: WorkerConfig, url: str, pool: WorkerPool, rng: Random) -> Worker:
     """Make the service's view of an engine."""
     return Worker(
         worker_id=worker_id,
-        endpoint=Endpoint(config.url, config.api_key, config.admin_key),
+        endpoint=Endpoint(url, config.api_key, config.admin_key),
         candidates=candidates(config.dialect),
         max_batch=config.max_batch,
         exclusive=config.exclusive,
@@ -210,6 +216,7 @@ def assemble(
         quarantine_s=config.pause.quarantine_s,
         new_id=outside.new_id,
     )
+    launching = Launching(pool=pool, supervisor=supervisor, launcher=outside.launcher(), tasks=tasks, bus=bus, rng=rng)
     ladder = Ladder(
         gate=gate,
         pool=pool,
@@ -269,6 +276,7 @@ def assemble(
         fleet=fleet,
         updater=WeightUpdater(fleet=fleet, pool=pool, tasks=tasks, bus=bus),
         supervisor=supervisor,
+        launching=launching,
         pauses=pauses,
         batches=batches,
     )

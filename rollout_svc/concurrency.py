@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from rollout_svc.assembly import Parts, make_worker
 from rollout_svc.config import TrainerConfig, WorkerConfig
 from rollout_svc.errors import Conflict, NotFound
+from rollout_svc.launching import LaunchFailed
 from rollout_svc.limits import raise_open_file_limit
 from rollout_svc.plan import Plan, make_plan
 from rollout_svc.workers.worker import WorkerState
@@ -51,21 +52,32 @@ class Concurrency:
         """Add an engine and follow the plan of the larger fleet; returns the new worker's id.
 
         Raises:
-            Conflict: there is a worker at that url.
+            Conflict: there is a worker at that url, or no port for another.
             ConfigError: the larger fleet's plan is impossible on this machine; nothing has changed.
         """
         pool = self._parts.pool
-        if any(_address(worker.endpoint.url) == _address(config.url) for worker in pool.workers.values()):
-            raise Conflict(f"there is a worker at {config.url} already", type="duplicate")
+        url = config.url or self._place(config)
+        if any(_address(worker.endpoint.url) == _address(url) for worker in pool.workers.values()):
+            raise Conflict(f"there is a worker at {url} already", type="duplicate")
         worker_id = f"w{self._next_worker}"
         batches = self._max_batches() | {worker_id: config.max_batch}
         raise_open_file_limit(make_plan(self.trainer, batches, self._limits))
         self._next_worker += 1
-        worker = make_worker(worker_id, config, pool, self._rng)
+        worker = make_worker(worker_id, config, url, pool, self._rng)
         pool.add(worker)
         self.replan()
+        if config.launch is not None:
+            self._parts.launching.keep(worker, config.launch)
         self._parts.supervisor.look_after(worker)
         return worker_id
+
+    def _place(self, config: WorkerConfig) -> str:
+        if config.launch is None:
+            raise ValueError("a worker has a url, or is launched")
+        try:
+            return self._parts.launching.place(config.launch)
+        except LaunchFailed as failure:
+            raise Conflict(str(failure), type="no_port") from failure
 
     def remove(self, worker_id: str) -> None:
         """Drain an engine and follow the plan of the smaller fleet."""

@@ -35,6 +35,7 @@ PLAIN_MESSAGES = {
     "model_type": "expected a mapping",
     "model_attributes_type": "expected a mapping",
     "tuple_type": "expected a list",
+    "dict_type": "expected a mapping",
 }
 """pydantic's messages that speak of Python, in words that speak of the file."""
 
@@ -250,16 +251,21 @@ def _assign(data: dict[str, Any], steps: list[str], value: Any) -> str | None:
 
 
 def _expand_environment(data: dict[str, Any], problems: list[Problem]) -> None:
-    """Replace `${NAME}` in keys and tokens, in place; an engine's `extra` is passed on as it is."""
+    """Replace `${NAME}` in keys, tokens and the `env` of engines, in place; `extra` is passed on as it is."""
     for path, owner, key in _walk(data, ()):
         value = owner[key]
-        if not isinstance(value, str) or not SECRET_KEY.search(str(key)) or "extra" in path:
+        if not isinstance(value, str) or not (SECRET_KEY.search(str(key)) or _is_env(path)) or "extra" in path:
             continue
         names = REFERENCE.findall(value)
         unset = [name for name in names if name not in os.environ]
         problems += [Problem(".".join(path), f"environment variable {name!r} is not set") for name in unset]
         if names and not unset:
             owner[key] = REFERENCE.sub(lambda match: os.environ[match[1]], value)
+
+
+def _is_env(path: tuple[str, ...]) -> bool:
+    """Whether this is a variable of a launched engine (`workers.0.launch.env.NAME`): they often carry keys."""
+    return path[-3:-1] == ("launch", "env")
 
 
 def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], dict[Any, Any], Any]]:
@@ -274,8 +280,8 @@ def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _mask(data: dict[str, Any]) -> dict[str, Any]:
-    for _, owner, key in _walk(data, ()):
-        if owner[key] is not None and SECRET_KEY.search(str(key)):
+    for path, owner, key in _walk(data, ()):
+        if owner[key] is not None and (SECRET_KEY.search(str(key)) or _is_env(path)):
             owner[key] = MASK
     return data
 
@@ -341,6 +347,11 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> list[Problem]:
             prompts["jsonl"] = str(path)
             if not path.is_file():
                 problems.append(Problem(f"tasks.{index}.prompts.jsonl", f"no such file: {path}"))
+    workers = data.get("workers")
+    for worker in workers if isinstance(workers, list) else ():
+        launch = worker.get("launch") if isinstance(worker, dict) else None
+        if isinstance(launch, dict) and isinstance(launch.get("log_dir"), str) and launch["log_dir"]:
+            launch["log_dir"] = str(_located(launch["log_dir"], folder))
     tokenizer = data.get("tokenizer")
     if isinstance(tokenizer, dict):
         problems += _resolve_tokenizer(tokenizer, folder)

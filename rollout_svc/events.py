@@ -19,6 +19,8 @@ __all__ = [
     "BatchAcked",
     "BatchTaken",
     "ComponentDied",
+    "EngineExited",
+    "EngineStarted",
     "EnginesLoading",
     "Event",
     "EventBus",
@@ -136,6 +138,31 @@ class WorkerChanged(Event):
     before: str
     after: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted(Event):
+    """The process of a launched engine was started, for the `starts`-th time."""
+
+    worker: str
+    pid: int
+    url: str
+    log: str
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExited(Event):
+    """The process of a launched engine ended by itself; it is started again in a while, or never (None).
+
+    `last_words` are the last lines of its log, of a process that ended before it answered.
+    """
+
+    worker: str
+    how: str
+    log: str
+    restart_in_s: float | None
+    last_words: str
 
 
 @dataclass(frozen=True, slots=True)

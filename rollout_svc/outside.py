@@ -15,6 +15,7 @@ from rollout_svc.buffer.storage import MemoryStorage, Storage
 from rollout_svc.engines import HttpTransport, Transport
 from rollout_svc.judge_processes import PebbleRunner
 from rollout_svc.judging import ProcessRunner
+from rollout_svc.launching import Launcher, ProcessLauncher
 
 __all__ = ["NewId", "Outside"]
 
@@ -40,11 +41,13 @@ class Outside:
     Attributes:
         transport: carries calls to engines.
         processes: runs synchronous judgers.
+        launcher: starts engines.
         storage: makes groups durable; the default is memory, which promises nothing.
         new_id: makes ids of requests, groups and batches.
     """
 
     transport: Callable[[], Transport] = HttpTransport
     processes: Callable[[], ProcessRunner] = _processes
+    launcher: Callable[[], Launcher] = ProcessLauncher
     storage: Callable[[], Storage] = MemoryStorage
     new_id: NewId = _new_id

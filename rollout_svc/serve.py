@@ -30,7 +30,7 @@ from rollout_svc.observe.logs import Level
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.rpc.server import serve_http
 from rollout_svc.service import RolloutService
-from rollout_svc.startup import StartTimeout
+from rollout_svc.startup import StartFailed
 
 __all__ = ["EXIT_BAD_CONFIG", "EXIT_FAILED", "EXIT_OK", "serve"]
 
@@ -96,7 +96,7 @@ async def _run(service: RolloutService, url: str, stop: asyncio.Event, failed: a
             return EXIT_OK
         try:
             ready.result()
-        except StartTimeout as error:
+        except StartFailed as error:
             sys.stderr.write(f"{error}\n")
             return EXIT_FAILED
         _calm_collector()

@@ -34,6 +34,7 @@ from rollout_svc.errors import (
 )
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
+from rollout_svc.launching import address_problems, launch_problems
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
@@ -116,10 +117,16 @@ class RolloutService:
         return "resuming" if self._resuming and state == "paused" else state
 
     async def start(self) -> None:
-        """Make the parts and begin to reach the engines; returns at once."""
+        """Make the parts and begin to reach the engines; returns at once.
+
+        Raises:
+            ConfigError: an engine is to be launched at a port that is in use; nothing was started.
+        """
         if self._phase != "new":
             return
         self._phase = "starting"
+        if not await self._addresses_are_free():
+            return
         self._parts = parts = assemble(
             self.prepared,
             bus=self.bus,
@@ -134,10 +141,22 @@ class RolloutService:
             self._fleet.add(worker)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
 
+    async def _addresses_are_free(self) -> bool:
+        """Refuse to start where an engine that is to be launched could not listen; false where it was stopped since."""
+        problems = []
+        for index, worker in enumerate(self.config.workers):
+            if worker.launch is not None:
+                problems += await asyncio.to_thread(address_problems, worker.launch, f"workers.{index}.launch")
+        if problems:
+            self._phase = "stopped"
+            raise ConfigError(problems)
+        return self._phase == "starting"
+
     async def ready(self) -> None:
         """Wait until every configured engine has answered, then open the gate.
 
         Raises:
+            StartFailed: a launched one ended before it ever answered, and is given up.
             StartTimeout: some did not answer within `start_timeout_s`; they are named.
         """
         await wait_for_engines(self.parts.pool, self.bus, self.config.start_timeout_s)
@@ -164,6 +183,7 @@ class RolloutService:
 
     async def _stop(self, parts: Parts) -> None:
         parts.batches.wake()
+        parts.launching.hold()
         await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
         for part in (parts.batches, parts.pool, parts.producer):
             part.close()
@@ -173,6 +193,7 @@ class RolloutService:
         closing = [
             asyncio.ensure_future(parts.processes.close()),
             asyncio.ensure_future(parts.storage.close()),
+            asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)
         self._phase = "stopped"
@@ -392,8 +413,17 @@ class RolloutService:
         return [worker.as_json() for worker in self.parts.pool.workers.values()]
 
     async def add_worker(self, config: WorkerConfig) -> dict[str, Any]:
-        """Add an engine to the fleet; it gets traffic once it answers and has the current weights."""
+        """Add an engine to the fleet; it gets traffic once it answers and has the current weights.
+
+        One with `launch` is started by the service, and ended when it is removed.
+        """
         self._check_alive()
+        if config.launch is not None:
+            problems = launch_problems(config.launch, "launch")
+            problems += await asyncio.to_thread(address_problems, config.launch, "launch")
+            if problems:
+                raise _bad_request(problems)
+            self._check_alive()
         try:
             return self.parts.pool.workers[self.fleet.add(config)].as_json()
         except ConfigError as error:

@@ -12,14 +12,18 @@ from typing import Final
 from rollout_svc.errors import RolloutError
 from rollout_svc.events import EnginesLoading, EventBus
 from rollout_svc.workers.pool import WorkerPool
-from rollout_svc.workers.worker import WorkerState
+from rollout_svc.workers.worker import Worker, WorkerState
 
-__all__ = ["StartTimeout", "wait_for_engines"]
+__all__ = ["StartFailed", "StartTimeout", "wait_for_engines"]
 
 _PROGRESS_S: Final = 5.0  # seconds between two words about engines that are still loading
 
 
-class StartTimeout(RolloutError):
+class StartFailed(RolloutError):
+    """Raised when a launched engine ended before it ever answered, and is not started again; quotes its log."""
+
+
+class StartTimeout(StartFailed):
     """Raised when engines did not answer within `start_timeout_s`; names them."""
 
 
@@ -27,6 +31,7 @@ async def wait_for_engines(pool: WorkerPool, bus: EventBus, timeout_s: float) ->
     """Return once no worker is STARTING.
 
     Raises:
+        StartFailed: a launched engine is given up.
         StartTimeout: after `timeout_s`, naming the silent ones and what was last heard of them.
     """
     loop = asyncio.get_running_loop()
@@ -37,10 +42,13 @@ async def wait_for_engines(pool: WorkerPool, bus: EventBus, timeout_s: float) ->
     try:
         while True:
             waiting = {
-                worker.worker_id: f"{worker.endpoint.url}: {worker.reason}"
+                worker.worker_id: f"{worker.endpoint.url}: {worker.reason}{_log_of(worker)}"
                 for worker in pool.workers.values()
                 if worker.state is WorkerState.STARTING
             }
+            over = [w for w in pool.workers.values() if w.launched is not None and w.launched.over]
+            if over:
+                raise StartFailed("\n".join(map(_told, over)))
             if not waiting:
                 return
             if loop.time() >= deadline:
@@ -55,3 +63,14 @@ async def wait_for_engines(pool: WorkerPool, bus: EventBus, timeout_s: float) ->
                 bus.emit(EnginesLoading(waiting, len(pool.workers) - len(waiting), elapsed_s, timeout_s))
     finally:
         unsubscribe()
+
+
+def _log_of(worker: Worker) -> str:
+    """Where to see how an engine gets on that we started."""
+    return "" if worker.launched is None else f" (log: {worker.launched.log})"
+
+
+def _told(worker: Worker) -> str:
+    """Say what became of a launched engine, at its place in the configuration, and quote it."""
+    words = worker.launched.last_words.splitlines() if worker.launched is not None else []
+    return "\n".join([f"workers.{worker.worker_id[1:]}.launch: {worker.reason}", *(f"    {line}" for line in words)])

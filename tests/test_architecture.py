@@ -22,7 +22,7 @@ GROUND = (
 """Imported by everyone; they import each other."""
 FLOORS = (
     GROUND,
-    ("agent", "judging", "judge_processes", "engines"),
+    ("agent", "judging", "judge_processes", "engines", "launching"),
     ("workers", "buffer"),
     ("rollout",),
     ("producer",),

@@ -1,5 +1,6 @@
 """Settings: bounds, refusals, and what each refusal says."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ def test_a_worker_has_the_documented_keys() -> None:
     config = Config.model_validate({"tasks": [TASK], "workers": [{"url": "http://127.0.0.1:30000/"}]})
     assert config.workers[0].model_dump() == {
         "url": "http://127.0.0.1:30000",
+        "launch": None,
         "dialect": "auto",
         "api_key": None,
         "admin_key": None,
@@ -88,6 +90,38 @@ def test_a_worker_has_the_documented_keys() -> None:
         "exclusive": True,
         "stream": False,
     }
+
+
+def test_a_launched_worker_has_the_documented_keys() -> None:
+    """A launched worker needs only its command; places in it are filled in, and other braces are left alone."""
+    command = ["{python}", "--json", '{"a": {}}', "--at={host}:{port}"]
+    worker = Config.model_validate({"tasks": [TASK], "workers": [{"launch": {"command": command}}]}).workers[0]
+    assert worker.launch is not None
+    assert worker.launch.model_dump() == {
+        "command": tuple(command),
+        "host": "127.0.0.1",
+        "port": "auto",
+        "env": {},
+        "log_dir": None,
+        "restarts": 5,
+        "restart_window_s": 3600,
+    }
+    assert worker.launch.command_at(7) == (sys.executable, "--json", '{"a": {}}', "--at=127.0.0.1:7")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("::1", "http://[::1]:7"),
+        ("0.0.0.0", "http://127.0.0.1:7"),
+        ("::", "http://[::1]:7"),
+        ("gpu-0", "http://gpu-0:7"),
+    ],
+)
+def test_an_engine_is_reached_where_it_listens(host: str, url: str) -> None:
+    """One that listens everywhere is reached at this machine."""
+    launch = settings.LaunchConfig(command=("e", "{port}"), host=host)
+    assert launch.url_at(7) == url
 
 
 @pytest.mark.parametrize(
@@ -103,7 +137,27 @@ def test_a_worker_has_the_documented_keys() -> None:
         ("start_timeout_s", 0, "start_timeout_s"),
         ("request_timeout_s", float("inf"), "request_timeout_s"),
         ("request_timeout_s", float("nan"), "request_timeout_s"),
-        ("workers", [{}], "workers.0.url"),
+        ("workers", [{}], "workers.0"),
+        ("workers", [{"url": "http://h", "launch": {"command": ["e", "{port}"]}}], "workers.0"),
+        ("workers", [{"launch": {}}], "workers.0.launch.command"),
+        ("workers", [{"launch": {"command": []}}], "workers.0.launch.command"),
+        ("workers", [{"launch": {"command": "e --port {port}"}}], "workers.0.launch.command"),
+        ("workers", [{"launch": {"command": ["e", "--port", 1]}}], "workers.0.launch.command.2"),
+        ("workers", [{"launch": {"command": ["e"]}}], "workers.0.launch.command"),
+        ("workers", [{"launch": {"command": ["e"], "port": 0}}], "workers.0.launch.port"),
+        ("workers", [{"launch": {"command": ["e"], "port": "80"}}], "workers.0.launch.port"),
+        ("workers", [{"launch": {"command": ["e"], "port": True}}], "workers.0.launch.port"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "host": "a b"}}], "workers.0.launch.host"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "env": ["A=1"]}}], "workers.0.launch.env"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "env": {"A": 1}}}], "workers.0.launch.env.A"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "restarts": -1}}], "workers.0.launch.restarts"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "cwd": "/"}}], "workers.0.launch.cwd"),
+        ("workers", [{"launch": {"command": ["e"], "port": 9}}] * 2, "workers.1.launch.port"),
+        (
+            "workers",
+            [{"launch": {"command": ["e"], "port": 9}}, {"url": "http://127.0.0.1:9"}],
+            "workers.0.launch.port",
+        ),
         ("workers", [{"url": "ftp://host"}], "workers.0.url"),
         ("workers", [{"url": "http://"}], "workers.0.url"),
         ("workers", [{"url": "127.0.0.1:30000"}], "workers.0.url"),

@@ -292,3 +292,20 @@ def test_the_examples_fit_their_workers(name: str) -> None:
     """The example deployments need no adjusting: their plans have no warnings."""
     config = load_config(CONFIGS / name)
     assert make_plan(config.trainer, [worker.max_batch for worker in config.workers]).warnings == ()
+
+
+def test_the_environment_of_an_engine_is_expanded_and_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P34: `${NAME}` in `launch.env` is the service's variable, an unset one a problem; a dump shows no value of it."""
+    monkeypatch.setenv("HUB", "hush")
+    launch = "{command: [e, '{port}', '${HUB}'], log_dir: logs, env: {HF_TOKEN: '${HUB}', HF_HOME: '/x/${HUB}'}}"
+    config = load_config(write(tmp_path, MINIMAL + f"workers: [{{launch: {launch}}}]\n"))
+    found = config.workers[0].launch
+    assert found is not None
+    assert found.env == {"HF_TOKEN": "hush", "HF_HOME": "/x/hush"}
+    assert found.command == ("e", "{port}", "${HUB}")
+    assert found.log_dir == str(tmp_path / "logs")
+    assert "hush" not in dump_config(config)
+    assert "hush" not in repr(config)
+    assert problems(
+        write(tmp_path, MINIMAL + "workers: [{launch: {command: [e], port: 1, env: {A: '${NO_SUCH}'}}}]")
+    ) == {"workers.0.launch.env.A": "environment variable 'NO_SUCH' is not set"}

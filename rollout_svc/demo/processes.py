@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from rollout_svc.errors import RolloutError
+from rollout_svc.launching import leashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +44,7 @@ class ChildFailed(RolloutError):
 
 @dataclass(slots=True)
 class Child:
-    """One process and the file with all it has said."""
+    """One process, by its leash, and the file with all it has said."""
 
     name: str
     ready_word: str
@@ -61,6 +63,12 @@ class Child:
         if code is not None:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             raise ChildFailed(f"{self.name} ended with {how}; the end of {self.log}:\n{self.tail()}")
+
+    def kill(self) -> None:
+        """Have its leash end it, and whatever it started, at once."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.process.stdin.fileno(), b"k")
 
     def find_url(self) -> str | None:
         """Return the address of the ready line, where it was written."""
@@ -95,7 +103,7 @@ class Children:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603  our own interpreter, our own modules
-                [sys.executable, "-m", "rollout_svc.demo.leash", module, *arguments],
+                leashed([sys.executable, "-m", module, *arguments]),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -145,7 +153,7 @@ class Children:
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                child.process.kill()
+                child.kill()
                 child.process.wait()
             if child.process.stdin is not None:
                 child.process.stdin.close()

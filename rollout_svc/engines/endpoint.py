@@ -23,6 +23,12 @@ class Endpoint:
         key = admin_key or api_key
         self.admin_headers = base | ({"Authorization": f"Bearer {key}"} if key else {})
 
+    def moved(self, url: str) -> Endpoint:
+        """The same keys at another address."""
+        there = Endpoint(url, None, None)
+        there.data_headers, there.admin_headers = self.data_headers, self.admin_headers
+        return there
+
     def at(self, path: str) -> URL:
         """The address of a path here; parsed once, as one is used for every generation."""
         known = self._urls.get(path)

@@ -25,6 +25,8 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.RequestRetried: ("request.retried", "warning"),
     events.RequestAborted: ("request.aborted", "debug"),
     events.WorkerChanged: ("worker.changed", "info"),
+    events.EngineStarted: ("engine.started", "info"),
+    events.EngineExited: ("engine.exited", "error"),
     events.EnginesLoading: ("engines.loading", "info"),
     events.ProducerWaiting: ("producer.waiting", "warning"),
     events.PauseStarted: ("pause.started", "debug"),

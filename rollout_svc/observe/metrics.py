@@ -97,6 +97,7 @@ class Metrics:
         aborted = Counter("rollout_aborted_requests", "Calls cancelled by us", ["reason"], registry=registry)
         failed = Counter("rollout_sample_failures", "Failed attempts", ["reason", "final"], registry=registry)
         settled = Counter("rollout_groups_settled", "Groups ended", ["outcome", "reason"], registry=registry)
+        exited = Counter("rollout_engine_exits", "Launched engines that ended", ["worker"], registry=registry)
         died = Counter("rollout_component_deaths", "Tasks that ended with an error", registry=registry)
 
         bus.subscribe(events.RequestRetried, lambda e: retried.labels(e.kind).inc())
@@ -104,6 +105,7 @@ class Metrics:
         bus.subscribe(events.SampleFailed, lambda e: failed.labels(e.reason, str(e.final).lower()).inc())
         bus.subscribe(events.GroupSettled, lambda e: settled.labels(e.outcome, e.reason or "").inc())
         bus.subscribe(events.BatchAcked, lambda e: settled.labels("consumed", "").inc(e.groups))
+        bus.subscribe(events.EngineExited, lambda e: exited.labels(e.worker).inc())
         bus.subscribe(events.ComponentDied, lambda _: died.inc())
 
     def _histograms(self, bus: events.EventBus) -> None:

@@ -234,6 +234,9 @@ async def _get_workers(request: web.Request) -> web.Response:
 
 async def _add_worker(request: web.Request) -> web.Response:
     body = await _body(request, bodies.Worker)
+    if body.launch is not None and not request.app[TOKEN]:
+        # Whoever reaches the port could have us run anything, a page in a browser on this machine included.
+        raise _refuse((Problem("launch", "starting a process over HTTP needs a service with a service.token"),))
     return _json(await request.app[SERVICE].add_worker(body), 201)
 
 

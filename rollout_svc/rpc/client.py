@@ -220,9 +220,9 @@ class RolloutClient:
         answer: list[Json] = (await self._call("GET", "/v1/workers"))["workers"]
         return answer
 
-    async def add_worker(self, url: str, **settings: Any) -> Json:
-        """Add an engine to the fleet; `settings` are the keys of a worker in the configuration."""
-        body = {"url": url, **settings}
+    async def add_worker(self, url: str | None = None, **settings: Any) -> Json:
+        """Add an engine to the fleet; `settings` are the keys of a worker in the configuration, `launch` for one."""
+        body = {**_given(url=url), **settings}
         return await self._call("POST", "/v1/workers", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
 
     async def remove_worker(self, worker_id: str) -> Json:
@@ -352,7 +352,7 @@ class SyncRolloutClient:
         """See `RolloutClient.workers`."""
         return self._run(self._client.workers())
 
-    def add_worker(self, url: str, **settings: Any) -> Json:
+    def add_worker(self, url: str | None = None, **settings: Any) -> Json:
         """See `RolloutClient.add_worker`."""
         return self._run(self._client.add_worker(url, **settings))
 

@@ -83,11 +83,16 @@ class Control:
         return min(await self._each(worker, ask), key=lambda health: (health.alive, health.ready))
 
     async def count(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> int | None:
-        """The engines' own count of running and waiting requests; None when it cannot be had."""
+        """The engines' own count of running and waiting requests; None when it cannot be had.
+
+        Where we know that no process runs, nothing does.
+        """
 
         async def ask(engine: Endpoint) -> int:
             return worker.dialect.parse_loads(await self._transport.control(engine, worker.dialect.loads(), timeout_s))
 
+        if worker.absent:
+            return 0
         if "count" not in worker.capabilities:
             return None
         try:

@@ -6,6 +6,7 @@ Invariants:
   it out.
 - No worker gets traffic before `admit` said that it has the current weights, and none is brought to them while a pause
   climbs: what was cancelled there may still run.
+- A launched worker whose process does not run is not asked anything: its address may be somebody else's by now.
 - A quarantined worker always has a way back: its own count at 0, or a canary after `quarantine_s`.
 """
 
@@ -32,6 +33,7 @@ Admit = Callable[[Worker, EngineInfo, Callable[[], bool]], Awaitable[str | None]
 _PROBE_S: Final = 2.0  # seconds between pings: shorter than the engines' keep-alive, so the connection stays warm
 _FIRST_REACH_S: Final = 0.25  # seconds between attempts to reach an engine that is still loading, doubling
 _REACH_CAP_S: Final = 5.0
+_REACH_OURS_S: Final = 1.0  # the same for an engine of ours, on this machine: nobody minds being asked
 _LOST_PINGS: Final = 3  # pings without an answer before a worker counts as dead
 _RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined worker's own count
 _REFUSED_CAP_S: Final = 30.0  # seconds between two tries to bring the weights to a worker that refuses them
@@ -66,6 +68,7 @@ class Supervisor:
         self._admitting.set()
         self._quarantine_s = quarantine_s
         self._new_id = new_id
+        self.on_removed: Callable[[Worker], None] = lambda _: None
         self._steps: dict[WorkerState, Callable[[Worker], Awaitable[None]]] = {
             WorkerState.STARTING: self._reach,
             WorkerState.ACTIVE: self._watch,
@@ -79,6 +82,10 @@ class Supervisor:
         """Start the worker's task; it ends when the worker is removed."""
         self._tasks.spawn(f"watch:{worker.worker_id}", self._run(worker))
 
+    def lost(self, worker: Worker, reason: str) -> None:
+        """Its process ended: nobody is sent there, and what it ran goes elsewhere."""
+        self._declare_dead(worker, reason)
+
     def hold(self) -> None:
         """Let nobody in until `release`: a pause climbs."""
         self._admitting.clear()
@@ -89,7 +96,10 @@ class Supervisor:
 
     async def _run(self, worker: Worker) -> None:
         while self._pool.workers.get(worker.worker_id) is worker:
-            await self._steps[worker.state](worker)
+            if worker.absent and worker.state is not WorkerState.DRAINING:
+                await _attention(worker, _PROBE_S)
+            else:
+                await self._steps[worker.state](worker)
 
     async def _look(self, worker: Worker) -> EngineInfo:
         """Find out what is there: it may be another engine than it was."""
@@ -101,17 +111,19 @@ class Supervisor:
     async def _reach(self, worker: Worker) -> None:
         """STARTING: the engine may still be loading; ask until it answers."""
         wait_s = _FIRST_REACH_S
-        while worker.state is WorkerState.STARTING:
+        while worker.state is WorkerState.STARTING and not worker.absent:
             try:
                 info = await self._look(worker)
             except WorkerFailure as failure:
                 if failure.kind in REFUSING:
+                    worker.heard()
                     worker.breaker.trip(asyncio.get_running_loop().time())
                     worker.become(WorkerState.RECOVERING, str(failure))
                     return
-                worker.reason = str(failure)
-                await _attention(worker, wait_s)
-                wait_s = min(_REACH_CAP_S, wait_s * 2)
+                if not worker.absent:
+                    worker.reason = str(failure)
+                    await _attention(worker, wait_s)
+                wait_s = min(_REACH_CAP_S if worker.launched is None else _REACH_OURS_S, wait_s * 2)
             else:
                 await self._let_in(worker, info)
 
@@ -181,7 +193,8 @@ class Supervisor:
             info = await self._look(worker)
             health = await self._control.ping(worker)
         except WorkerFailure as failure:
-            worker.reason = str(failure)
+            if not worker.absent:
+                worker.reason = str(failure)
             worker.breaker.trip(asyncio.get_running_loop().time())
             return
         if not (health.alive and health.ready) and not await self._works(worker):
@@ -225,8 +238,10 @@ class Supervisor:
     async def _drain(self, worker: Worker) -> None:
         """DRAINING: gone once its last call has ended, or ended by us where the engine does not answer any more."""
         if not worker.calls:
-            await self._freezing.thaw(worker)
+            if not worker.absent:
+                await self._freezing.thaw(worker)
             self._pool.remove(worker.worker_id)
+            self.on_removed(worker)
             return
         await _attention(worker, _PROBE_S)
         try:
@@ -240,6 +255,7 @@ class Supervisor:
     # -- parts -----------------------------------------------------------------------------------------------
 
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
+        worker.heard()
         before, quarantine = worker.state, worker.quarantine
 
         def undisturbed() -> bool:

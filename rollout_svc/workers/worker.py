@@ -19,8 +19,18 @@ from typing import Any, Final, Literal, Self
 from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
+from rollout_svc.workers.launched import Launched
 
-__all__ = ["AbortReason", "Cache", "CallEnded", "EngineCall", "Freeze", "Quarantine", "Worker", "WorkerState"]
+__all__ = [
+    "AbortReason",
+    "Cache",
+    "CallEnded",
+    "EngineCall",
+    "Freeze",
+    "Quarantine",
+    "Worker",
+    "WorkerState",
+]
 
 _SINGLE_ABORTS: Final = 4  # at once, of the 8 control connections a worker has at most: for calls that were dropped
 
@@ -173,6 +183,7 @@ class Worker:
         "freeze",
         "freeze_until",
         "held",
+        "launched",
         "limit",
         "loading",
         "max_batch",
@@ -237,6 +248,7 @@ class Worker:
         self.switching = asyncio.Lock()
         self.loading = False  # weights are on their way: what is frozen there must not go on
         self.unsure = False
+        self.launched: Launched | None = None
         self.attention = asyncio.Event()
         self._on_change = on_change
 
@@ -250,6 +262,11 @@ class Worker:
             return False
         limit = self.limit if self.breaker.state == "closed" else min(1, self.limit)
         return len(self.calls) < limit
+
+    @property
+    def absent(self) -> bool:
+        """Whether it is launched and its process does not run: who answers at its address is somebody else."""
+        return self.launched is not None and self.launched.pid is None
 
     @property
     def load(self) -> float:
@@ -302,6 +319,23 @@ class Worker:
                 call.held_s += now - self.freeze.since
             self.freeze = None
 
+    def heard(self) -> None:
+        """Its engine answered, whatever it said."""
+        if self.launched is not None and self.launched.pid is not None:
+            self.launched.answered = True
+
+    def renewed(self, now: float) -> None:
+        """Its process has ended: neither frozen nor at fault, and no freeze on its way will reach anybody."""
+        self.thawed(now)
+        self.freeze_until = self.thaw_until = 0.0
+        self.residual = self.flushed = None
+        self.breaker.succeeded()
+
+    def move(self, url: str) -> None:
+        """It is found at another address from now on."""
+        self.endpoint = self.endpoint.moved(url)
+        self.engines = (self.endpoint,)
+
     def in_lanes(self, lanes: frozenset[Lane]) -> list[EngineCall]:
         """Calls of these lanes under way."""
         return [call for call in self.calls.values() if call.lane in lanes]
@@ -335,7 +369,7 @@ class Worker:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record of `status.workers`."""
-        return {
+        record = {
             "id": self.worker_id,
             "url": self.endpoint.url,
             "dialect": self.dialect.name if self.profile is not None or len(self.candidates) == 1 else "auto",
@@ -349,3 +383,6 @@ class Worker:
             "weight_version": self.version,
             "frozen": self.freeze is not None,
         }
+        if self.launched is not None:
+            record["process"] = self.launched.as_json()
+        return record

@@ -1,31 +1,41 @@
-"""The settings of a service, as frozen values.
+"""The settings of a service.
 
 Invariants:
 
 - A `Config` that exists is valid: every bound and every cross-field rule held when it was made.
 - Nothing here reads a file or the environment; `configfile` does.
 - Unknown keys are refused everywhere, except beside a plugin's name, where they are the plugin's own (`options`).
-- Types are strict: a quoted number is a string, `true` is not 1. YAML already knows the types.
 - A rule is checked on the smallest part that can break it, so that one reading reports as many problems as there are.
 - Secrets stay out of `repr`.
 """
 
 import copy
 import ipaddress
-from typing import Annotated, Any, Literal, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from rollout_svc.config.base import (
+    NOT_SUPPORTED,
+    Count,
+    EntryPoint,
+    Listed,
+    Seconds,
+    Secret,
+    Settings,
+    T,
+    only,
+    refuse,
+    refuse_repeats,
+)
+from rollout_svc.config.workers import WorkerConfig
 
 __all__ = [
     "AgentConfig",
@@ -41,40 +51,12 @@ __all__ = [
     "TaskConfig",
     "TokenizerConfig",
     "TrainerConfig",
-    "WorkerConfig",
     "is_loopback",
 ]
 
-NOT_SUPPORTED = "not supported by this version"
-
-Dialect = Literal["auto", "sglang", "vllm", "lmdeploy"]
 OnPause = Literal["abort", "park"]
 Strategy = Literal["async", "sync", "disaggregated"]
 PauseMode = Literal["abort", "wait", "keep"]
-
-T = TypeVar("T")
-Listed = Annotated[tuple[T, ...], Field(strict=False)]
-"""A YAML list, kept as a tuple."""
-Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
-"""A positive time, a year at most."""
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-"""A number of things of which there must be at least one."""
-Secret = Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")]
-"""Goes into an HTTP header: printable ASCII without blanks."""
-EntryPoint = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
-"""`module:attr`."""
-
-
-def _refuse(path: tuple[str | int, ...], message: str) -> ValidationError:
-    """Make a validation error at a path of our choice, below the model or field being validated."""
-    kind = PydanticCustomError("rule", "{message}", {"message": message})
-    return ValidationError.from_exception_data("config", [InitErrorDetails(type=kind, loc=path, input=None)])
-
-
-def _only(value: T, *supported: T) -> T:
-    if value not in supported:
-        raise ValueError(f"{value!r} is {NOT_SUPPORTED}; use {' or '.join(map(repr, supported))}")
-    return value
 
 
 def is_loopback(host: str) -> bool:
@@ -85,26 +67,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _refuse_repeats(values: list[str], field: str, noun: str) -> None:
-    for index, value in enumerate(values):
-        first = values.index(value)
-        if first != index:
-            raise _refuse((index, field), f"{value!r} is already the {field} of {noun} {first}")
-
-
-class Settings(BaseModel):
-    """What every group of settings has in common."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        hide_input_in_errors=True,
-    )
 
 
 class ServiceConfig(Settings):
@@ -120,7 +82,7 @@ class ServiceConfig(Settings):
     @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> Self:
         if self.token is None and not is_loopback(self.host):
-            raise _refuse(("host",), f"binding {self.host!r}, beyond loopback, needs service.token")
+            raise refuse(("host",), f"binding {self.host!r}, beyond loopback, needs service.token")
         return self
 
 
@@ -131,37 +93,6 @@ class TokenizerConfig(Settings):
     """`bytes`, or a directory with `tokenizer.json`; null: prompts are `input_ids` and responses have no text."""
     chat_template: str | None = Field(None, min_length=1)
     """A Jinja template, or the path of one; null: the one in the tokenizer's directory."""
-
-
-class WorkerConfig(Settings):
-    """One inference engine, reached over HTTP."""
-
-    url: str
-    """`http://` or `https://` address of the engine, unique in the fleet."""
-    dialect: Dialect = "auto"
-    """Which engine it is; `auto` asks it."""
-    api_key: Secret | None = Field(None, repr=False)
-    """Sent with generation requests."""
-    admin_key: Secret | None = Field(None, repr=False)
-    """Sent with control requests: aborts and weights."""
-    max_batch: Count | None = None
-    """Requests the engine runs at once; null: `trainer.max_batch_per_worker`."""
-    exclusive: bool = True
-    """Nobody else uses this engine: an abort may then be for all of its requests."""
-    stream: bool = False
-    """Receive tokens as they are made, so that a cancelled call keeps those it had."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError("expected http://HOST[:PORT] or https://HOST[:PORT]")
-        if parts.port == 0:
-            raise ValueError("port 0 is no address to reach an engine at")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError("an address only, please: no user, query or fragment; keys go to api_key and admin_key")
-        return url.rstrip("/")
 
 
 _ORDER_OF_A_FILE = ("shuffle", "seed", "epochs")
@@ -196,7 +127,7 @@ class PromptsConfig(Settings):
         if self.jsonl is None:
             for key in _ORDER_OF_A_FILE:
                 if key in self.model_fields_set:
-                    raise _refuse((key,), "is for jsonl only: a source or a push has an order of its own")
+                    raise refuse((key,), "is for jsonl only: a source or a push has an order of its own")
         return self
 
     @model_serializer(mode="wrap")
@@ -312,7 +243,7 @@ class ProducerConfig(Settings):
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, strategy: Strategy) -> Strategy:
-        return _only(strategy, "async")
+        return only(strategy, "async")
 
 
 class PauseConfig(Settings):
@@ -372,8 +303,14 @@ class Config(Settings):
 
     @field_validator("workers")
     @classmethod
-    def _unique_urls(cls, workers: tuple[WorkerConfig, ...]) -> tuple[WorkerConfig, ...]:
-        _refuse_repeats([worker.url for worker in workers], "url", "worker")
+    def _unique_addresses(cls, workers: tuple[WorkerConfig, ...]) -> tuple[WorkerConfig, ...]:
+        refuse_repeats([worker.url for worker in workers], ("url",), "worker")
+        launched = [worker.launch.fixed_url if worker.launch is not None else None for worker in workers]
+        refuse_repeats(launched, ("launch", "port"), "worker")
+        given = {worker.url for worker in workers if worker.url is not None}
+        for index, url in enumerate(launched):
+            if url in given:
+                raise refuse((index, "launch", "port"), f"{url!r} is the url of another worker already")
         return workers
 
     @field_validator("tasks")
@@ -381,5 +318,5 @@ class Config(Settings):
     def _some_of_unique_names(cls, tasks: tuple[TaskConfig, ...]) -> tuple[TaskConfig, ...]:
         if not tasks:
             raise ValueError("a service without a task has no work: give at least one")
-        _refuse_repeats([task.name for task in tasks], "name", "task")
+        refuse_repeats([task.name for task in tasks], ("name",), "task")
         return tasks

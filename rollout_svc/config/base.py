@@ -1,0 +1,75 @@
+"""What every part of the settings is made of.
+
+Invariants:
+
+- Types are strict: a quoted number is a string, `true` is not 1. YAML already knows the types.
+- Unknown keys are refused.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+__all__ = [
+    "NOT_SUPPORTED",
+    "Count",
+    "EntryPoint",
+    "Listed",
+    "Seconds",
+    "Secret",
+    "Settings",
+    "T",
+    "only",
+    "refuse",
+    "refuse_repeats",
+]
+
+NOT_SUPPORTED = "not supported by this version"
+
+T = TypeVar("T")
+Listed = Annotated[tuple[T, ...], Field(strict=False)]
+"""A YAML list, kept as a tuple."""
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
+"""A positive time, a year at most."""
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""A number of things of which there must be at least one."""
+Secret = Annotated[str, Field(pattern=r"^[\x21-\x7e]+$")]
+"""Goes into an HTTP header: printable ASCII without blanks."""
+EntryPoint = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+"""`module:attr`."""
+
+
+def refuse(path: tuple[str | int, ...], message: str) -> ValidationError:
+    """Make a validation error at a path of our choice, below the model or field being validated."""
+    kind = PydanticCustomError("rule", "{message}", {"message": message})
+    return ValidationError.from_exception_data("config", [InitErrorDetails(type=kind, loc=path, input=None)])
+
+
+def only(value: T, *supported: T) -> T:
+    """Let a value through that this version supports."""
+    if value not in supported:
+        raise ValueError(f"{value!r} is {NOT_SUPPORTED}; use {' or '.join(map(repr, supported))}")
+    return value
+
+
+def refuse_repeats(values: Sequence[object], field: tuple[str, ...], noun: str) -> None:
+    """Refuse a value that a field of an earlier item has already; None is no value."""
+    for index, value in enumerate(values):
+        first = values.index(value)
+        if first != index and value is not None:
+            raise refuse((index, *field), f"{value!r} is already the {'.'.join(field)} of {noun} {first}")
+
+
+class Settings(BaseModel):
+    """What every group of settings has in common."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )

@@ -1,0 +1,143 @@
+"""The settings of one engine: one that runs already, or one that is launched."""
+
+import ipaddress
+import sys
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, refuse
+
+__all__ = ["LOG_FOLDER", "LaunchConfig", "WorkerConfig"]
+
+_LAST_PORT: Final = 65535
+
+LOG_FOLDER: Final = "engine-logs"
+"""Where the logs of launched engines go unless a configuration says otherwise, below the folder the service runs in."""
+
+Dialect = Literal["auto", "sglang", "vllm", "lmdeploy"]
+
+
+def _quoted(value: Any) -> Any:
+    """Say how to write a number where a text is needed: environments hold texts."""
+    if isinstance(value, bool | int | float):
+        raise ValueError(f"expected a text: write it in quotes, {str(value).lower()!r}")  # noqa: TRY004 - pydantic maps this one
+    return value
+
+
+def _port(value: Any) -> Any:
+    """Refuse in one sentence what is neither."""
+    if value != "auto" and not (type(value) is int and 1 <= value <= _LAST_PORT):
+        raise ValueError(f"expected auto, or a port from 1 to {_LAST_PORT}")
+    return value
+
+
+Text = Annotated[str, Field(pattern=r"^[^\x00]*$"), BeforeValidator(_quoted)]
+"""Goes to the system as an argument or a variable: no zero byte."""
+
+
+class LaunchConfig(Settings):
+    """An engine that the service starts, restarts and ends."""
+
+    command: Listed[Text]
+    """The program and its arguments, run without a shell. `{port}` and `{host}` stand for where it has to listen,
+    `{python}` for the interpreter that runs the service."""
+    host: str = Field("127.0.0.1", min_length=1, pattern=r"^[^\s/]+$")
+    """Where the engine listens and is reached."""
+    port: Annotated[int | Literal["auto"], BeforeValidator(_port)] = "auto"
+    """Where it listens; `auto` finds a free one, and `{port}` has to be in the command."""
+    env: dict[Annotated[str, Field(pattern=r"^[^=\x00]+$")], Text] = Field(default_factory=dict, repr=False)
+    """Variables laid over the service's own environment; `${NAME}` is the value of one of the service's."""
+    log_dir: str | None = Field(None, min_length=1)
+    """Folder of the engine's log, `WORKER.log`, which is kept and appended to; null: `engine-logs`."""
+    restarts: int = Field(5, ge=0, le=1000)
+    """How often it is started again in any `restart_window_s` when its process ends; then its worker stays DEAD."""
+    restart_window_s: Seconds = 3600.0
+    """Seconds after which a restart is forgotten."""
+
+    @property
+    def log_folder(self) -> str:
+        """Where the log goes."""
+        return self.log_dir or LOG_FOLDER
+
+    @property
+    def fixed_url(self) -> str | None:
+        """Its address, where that does not wait for a free port."""
+        return None if self.port == "auto" else self.url_at(self.port)
+
+    def command_at(self, port: int | None) -> tuple[str, ...]:
+        """The command, filled in. Plain replacement: an argument may be JSON, full of braces."""
+        places = {"{python}": sys.executable, "{host}": self.host, "{port}": str(port)}
+
+        def filled(word: str) -> str:
+            for name, value in places.items():
+                word = word.replace(name, value)
+            return word
+
+        return tuple(map(filled, self.command))
+
+    def url_at(self, port: int) -> str:
+        """The address of the engine where it listens at this port; whoever listens everywhere is reached from here."""
+        host = self.host
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return f"http://{host}:{port}"
+        if address.is_unspecified:
+            address = ipaddress.ip_address("::1" if address.version == 6 else "127.0.0.1")  # noqa: PLR2004
+        return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"  # noqa: PLR2004
+
+    @field_validator("command")
+    @classmethod
+    def _some_program(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+        if not command or not command[0]:
+            raise ValueError("expected the program and its arguments")
+        return command
+
+    @model_validator(mode="after")
+    def _port_is_passed_on(self) -> Self:
+        if self.port == "auto" and not any("{port}" in word for word in self.command):
+            raise refuse(("command",), "has no {port}: with port auto the engine must be told where to listen")
+        return self
+
+
+class WorkerConfig(Settings):
+    """One inference engine, reached over HTTP: exactly one of `url`, `launch`."""
+
+    url: str | None = None
+    """`http://` or `https://` address of the engine, unique in the fleet."""
+    launch: LaunchConfig | None = None
+    """How to start the engine, where the service is to do so."""
+    dialect: Dialect = "auto"
+    """Which engine it is; `auto` asks it."""
+    api_key: Secret | None = Field(None, repr=False)
+    """Sent with generation requests."""
+    admin_key: Secret | None = Field(None, repr=False)
+    """Sent with control requests: aborts and weights."""
+    max_batch: Count | None = None
+    """Requests the engine runs at once; null: `trainer.max_batch_per_worker`."""
+    exclusive: bool = True
+    """Nobody else uses this engine: an abort may then be for all of its requests."""
+    stream: bool = False
+    """Receive tokens as they are made, so that a cancelled call keeps those it had."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError("expected http://HOST[:PORT] or https://HOST[:PORT]")
+        if parts.port == 0:
+            raise ValueError("port 0 is no address to reach an engine at")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("an address only, please: no user, query or fragment; keys go to api_key and admin_key")
+        return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _one_way_to_have_it(self) -> Self:
+        if (self.url is None) == (self.launch is None):
+            raise ValueError("give exactly one of url, launch")
+        return self

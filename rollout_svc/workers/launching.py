@@ -1,0 +1,202 @@
+"""Keeps the processes of the engines that we start ourselves: one task each, from the first start to the last.
+
+Invariants:
+
+- An engine that loads is left alone, however long it does not answer: only the end of its process restarts it.
+- The supervisor learns of that end in the turn in which it is known, before anything else is done about it.
+- A process is started again where its worker was before, or somewhere else; never at an address of another worker.
+- No process is started for a worker that was removed, nor once the service stops. The launcher owns what runs: a keeper
+  that is cancelled leaves it to the launcher's `close`.
+- A worker whose restarts are used up is DEAD for good, and says so with exit code and log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from rollout_svc.config import LaunchConfig
+from rollout_svc.events import EngineExited, EngineStarted, EventBus
+from rollout_svc.launching import Launch, Launcher, LaunchFailed, Process, Restarts, choose_port, how_it_ended
+from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.launched import Launched
+from rollout_svc.workers.pool import WorkerPool
+from rollout_svc.workers.supervisor import Supervisor
+from rollout_svc.workers.worker import Worker, WorkerState
+
+__all__ = ["Launching"]
+
+_GRACE_S: Final = 10.0  # seconds a removed engine has to end by itself
+_KILLED_S: Final = 5.0  # seconds after a kill in which its end is waited for
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A launched worker.
+
+    Attributes:
+        leaving: done once the worker was removed.
+        proved: whether its command has ever answered.
+    """
+
+    worker: Worker
+    config: LaunchConfig
+    launched: Launched
+    restarts: Restarts
+    leaving: asyncio.Future[None]
+    proved: bool = False
+
+
+class Launching:
+    """Starts, restarts and ends engines; see the module's invariants."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        supervisor: Supervisor,
+        launcher: Launcher,
+        tasks: TaskOwner,
+        bus: EventBus,
+        rng: Random,
+    ) -> None:
+        self._pool = pool
+        self._supervisor = supervisor
+        self._launcher = launcher
+        self._tasks = tasks
+        self._bus = bus
+        self._rng = rng
+        self._kept: dict[str, _Kept] = {}
+        self._held = False
+        supervisor.on_removed = self._removed
+
+    def place(self, config: LaunchConfig) -> str:
+        """Choose the address of an engine that is to be launched.
+
+        Raises:
+            LaunchFailed: no port is free.
+        """
+        return self._url(config, None)
+
+    def keep(self, worker: Worker, config: LaunchConfig) -> None:
+        """Start the process of a worker that was added, and see to it from now on."""
+        launched = worker.launched = Launched(str(Path(config.log_folder).absolute() / f"{worker.worker_id}.log"))
+        kept = _Kept(
+            worker,
+            config,
+            launched,
+            Restarts(config.restarts, config.restart_window_s, self._rng),
+            asyncio.get_running_loop().create_future(),
+        )
+        self._kept[worker.worker_id] = kept
+        self._tasks.spawn(f"launch:{worker.worker_id}", self._keep(kept))
+
+    def hold(self) -> None:
+        """Start nothing any more: the service stops."""
+        self._held = True
+
+    async def close(self, deadline: float) -> None:
+        """End every process until `deadline` (loop time); idempotent."""
+        self.hold()
+        await self._launcher.close(deadline)
+
+    def _removed(self, worker: Worker) -> None:
+        kept = self._kept.pop(worker.worker_id, None)
+        if kept is not None and not kept.leaving.done():
+            kept.leaving.set_result(None)
+
+    # -- one worker ------------------------------------------------------------------------------------------
+
+    async def _keep(self, kept: _Kept) -> None:
+        worker = kept.worker
+        while True:
+            process, how = await self._live(kept)
+            if kept.leaving.done():
+                return
+            if self._held or worker.state is WorkerState.DRAINING:
+                self._supervisor.lost(worker, f"its process {how} (log: {kept.launched.log})")
+                return
+            wait_s = await self._ended(kept, how)
+            async with worker.switching:  # what was done to the process that is gone is not in force any more
+                worker.renewed(asyncio.get_running_loop().time())
+            if wait_s is None:
+                return
+            await asyncio.wait({kept.leaving}, timeout=wait_s)
+            if process is not None:  # what it left behind may hold the device or the port
+                await asyncio.wait({process.ended}, timeout=_KILLED_S)
+            if kept.leaving.done() or self._held:
+                return
+            if worker.state is WorkerState.DEAD:
+                worker.become(WorkerState.STARTING, "its process is started again")
+
+    async def _live(self, kept: _Kept) -> tuple[Process | None, str]:
+        """Start a process and wait for its end, or end it where its worker was removed; returns it and how it ended."""
+        worker, launched = kept.worker, kept.launched
+        try:
+            url = self._url(kept.config, worker)
+            if url != worker.endpoint.url:
+                worker.move(url)
+            process = await self._launcher.start(_launch(kept.config, url, launched.log))
+        except LaunchFailed as failure:
+            return None, f"could not be started: {failure}"
+        launched.began(process.pid)
+        worker.attention.set()
+        self._bus.emit(EngineStarted(worker.worker_id, process.pid, url, launched.log, launched.starts))
+        waited: set[asyncio.Future[Any]] = {process.gone, kept.leaving}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if kept.leaving.done():
+            await _end(process)
+        launched.pid = None
+        return process, how_it_ended(process.gone.result() if process.gone.done() else None)
+
+    async def _ended(self, kept: _Kept, how: str) -> float | None:
+        """Take the worker out, and say so; returns the seconds until the restart, or None where there is none."""
+        worker, launched, config = kept.worker, kept.launched, kept.config
+        kept.proved = kept.proved or launched.answered
+        wait_s = kept.restarts.ended(asyncio.get_running_loop().time(), proved=kept.proved)
+        launched.over = wait_s is None
+        reason = f"its process {how} (log: {launched.log})"
+        if wait_s is not None:
+            reason += f"; it is started again in {wait_s:.1f} s"
+        elif kept.proved:
+            reason += f"; its {config.restarts} restarts in {config.restart_window_s:g} s are used up"
+        else:
+            reason += "; it has never answered, so it is not started again"
+        if launched.answered:
+            self._supervisor.lost(worker, reason)
+        else:
+            launched.last_words = await self._launcher.last_words(Path(launched.log))
+            if kept.proved or wait_s is None:
+                self._supervisor.lost(worker, reason)
+            else:  # the start still waits for it
+                worker.reason = reason
+        self._bus.emit(EngineExited(worker.worker_id, how, launched.log, wait_s, launched.last_words))
+        return wait_s
+
+    def _url(self, config: LaunchConfig, worker: Worker | None) -> str:
+        port = config.port
+        if port == "auto":
+            others = {_port(other) for other in self._pool.workers.values() if other is not worker}
+            before = None if worker is None else _port(worker)
+            port = choose_port(before, others, lambda free: self._launcher.is_free(config.host, free), self._rng)
+        return config.url_at(port)
+
+
+def _port(worker: Worker) -> int | None:
+    return urlsplit(worker.endpoint.url).port
+
+
+def _launch(config: LaunchConfig, url: str, log: str) -> Launch:
+    env = {"PYTHONUNBUFFERED": "1", **config.env}  # a log that is behind is no help
+    return Launch(config.command_at(urlsplit(url).port), env, Path(log))
+
+
+async def _end(process: Process) -> None:
+    process.ask()
+    await asyncio.wait({process.ended}, timeout=_GRACE_S)
+    process.kill()
+    await asyncio.wait({process.ended}, timeout=_KILLED_S)

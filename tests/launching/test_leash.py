@@ -1,0 +1,118 @@
+"""The leash: nothing a command started outlives its starter, nor the command itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollout_svc.launching import leash
+from rollout_svc.launching.leash import leashed
+from tests.support.processes import FAMILY, PYTHON, in_session, lives, parent, read_pids, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+STARTER = """
+import subprocess, sys, time
+from rollout_svc.launching.leash import leashed
+held = subprocess.Popen(leashed(sys.argv[1:]), stdin=subprocess.PIPE)
+time.sleep(600)
+"""
+
+
+def held(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+    """Run a command on a leash that this test holds."""
+    return subprocess.Popen(leashed(command), stdin=subprocess.PIPE, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def ended(process: subprocess.Popen[bytes], timeout_s: float = 20.0) -> int:
+    """Wait for its end, and let the leash go."""
+    code = process.wait(timeout_s)
+    if process.stdin is not None:
+        process.stdin.close()
+    return code
+
+
+@pytest.mark.parametrize("deaf", [[], ["deaf"]])
+def test_nothing_is_left_when_the_starter_is_killed(tmp_path: Path, deaf: list[str]) -> None:
+    """Kill -9 of the starter: the command, its child and its grandchild are gone, though they ignore SIGTERM."""
+    written = tmp_path / "pids"
+    command = [*PYTHON, "-c", FAMILY, str(written), *deaf]
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, *command])
+    pids = read_pids(written, 3)
+    starter.kill()
+    starter.wait()
+    until(lambda: not any(map(lives, pids)), f"the end of {pids}")
+    assert in_session(pids[-1]) == []
+
+
+def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    """A front end that dies alone takes its workers along, also those that left its session."""
+    written = tmp_path / "pids"
+    process = held([*PYTHON, "-c", FAMILY, str(written)])
+    pids = read_pids(written, 3)
+    leader = next(pid for pid in pids if parent(pid) == process.pid and os.getpgid(pid) == pid)
+    os.kill(leader, signal.SIGKILL)
+    assert ended(process) == -signal.SIGKILL
+    assert not any(map(lives, pids))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -11)]
+)
+def test_it_ends_as_the_command_did(words: str, code: int) -> None:
+    """Its own end has the command's exit code, or its signal."""
+    assert ended(held([*PYTHON, "-c", words])) == code
+
+
+def test_a_command_that_cannot_be_run_says_so() -> None:
+    """Exit code 127, and the system's words."""
+    process = held(["/no/such/program"], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    with process.stderr as said:
+        assert said.read() == b"/no/such/program: No such file or directory\n"
+    assert ended(process) == 127
+
+
+def test_asked_it_stops_and_deaf_it_is_killed(tmp_path: Path) -> None:
+    """`t` and SIGTERM ask the command alone; `k` ends everything at once."""
+    for ask in ("t", "signal"):
+        process = held([*PYTHON, "-c", "print('up', flush=True); import time; time.sleep(600)"], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        with process.stdout as said:
+            assert said.readline() == b"up\n"
+            if ask == "t":
+                os.write(process.stdin.fileno(), b"t")
+            else:
+                process.terminate()
+            assert ended(process) == -signal.SIGTERM
+    written = tmp_path / "pids"
+    process = held([*PYTHON, "-c", FAMILY, str(written), "deaf"])
+    pids = read_pids(written, 3)
+    assert process.stdin is not None
+    os.write(process.stdin.fileno(), b"t")
+    os.write(process.stdin.fileno(), b"k")
+    assert ended(process, leash.GRACE_S / 2) == -signal.SIGKILL
+    assert not any(map(lives, pids))
+
+
+def test_a_leash_that_is_killed_takes_the_command_with_it(tmp_path: Path) -> None:
+    """Even where somebody ends the leash for good, the command does not go on alone."""
+    written = tmp_path / "pid"
+    process = held(
+        [
+            *PYTHON,
+            "-c",
+            "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(600)",
+            str(written),
+        ]
+    )
+    [pid] = read_pids(written, 1)
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
+    until(lambda: not lives(pid), "the end of the command")
