@@ -40,7 +40,7 @@ from tests.support.stage import Stage
 
 __all__ = ["STATES", "Outcome", "State", "fuzz"]
 
-State = Literal["running", "paused", "starting"]
+State = Literal["running", "paused", "starting", "failed"]
 STATES: Final[tuple[State, ...]] = get_args(State)
 # Not among them: that whatever a schema allows is accepted. No schema knows which workers there are, or that there is
 # no tokenizer; and to JSON Schema 1.0 is a whole number, to us it is not.
@@ -118,6 +118,9 @@ class Site(threading.Thread):
                 engine.script("/model_info", Answer(503), times=None)
             async with api(engine, ready=not starting, service=service, start_timeout_s=3600.0) as call:
                 self._engine, self._stage, self.url = engine, call.stage, call.url
+                if self.kept == "failed":
+                    call.stage.may_die = True
+                    call.stage.service._died("part", RuntimeError("it broke"), critical=True)
                 self._up.set()
                 await self._down.wait()
 
