@@ -77,7 +77,10 @@ async def _try_control_key(worker: Worker, transport: Transport) -> None:
     """Abort a request that never was: all that can come of it is that the key is refused."""
     [call, *_] = worker.dialect.abort([os.urandom(_ID_BYTES).hex()])
     for engine in worker.engines:
-        reply = await transport.control(engine, call, _CALL_S)
+        try:
+            reply = await transport.control(engine, call, _CALL_S)
+        except WorkerFailure:
+            return  # it answered the probe a moment ago; what came instead says nothing of the key
         if reply.status in _REFUSED:
             raise WorkerFailure(ADMIN_KEY, f"{call.method} {call.path}: HTTP {reply.status}", hard=True)
 

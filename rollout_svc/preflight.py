@@ -25,6 +25,8 @@ ADMIN_KEY: Final = "admin_key_refused"
 """Kind of the failure of an engine that let the data key in, and not the control key."""
 _KEY_KINDS: Final = frozenset({"unauthorized", "forbidden"})
 _FREEZE: Final = "freeze_keep_kv"
+# What vLLM's development mode brings, on routes that no key guards (`/abort_requests`, `/pause`, `/collective_rpc`, …).
+_UNGUARDED: Final = frozenset({"abort_all", "disk", "freeze_drop_kv", "freeze_keep_kv", "set_version"})
 
 Answer = EngineProfile | WorkerFailure
 Answers = Mapping[str, Answer]
@@ -58,8 +60,8 @@ def doubts(config: Config, answers: Answers) -> list[Problem]:
     for worker_id, profile in profiles.items():
         name = names[worker_id]
         found += [Problem(name.path, f"{name}: {warning}") for warning in profile.warnings]
-        if profile.dialect == "vllm":
-            words = "whoever reaches its port can abort, pause and update it: vLLM guards none of that with a key"
+        if profile.dialect == "vllm" and _UNGUARDED & set(profile.capabilities):
+            words = "whoever reaches its port can stop it, freeze it and change its weights: vLLM wants no key for that"
             found.append(Problem(name.at("url"), f"{name}: {words}"))
         found += _doubtful_logprobs(config, name, profile)
         batch = config.workers[name.index].max_batch

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from rollout_svc.asking import ask_engines, preflight
 from rollout_svc.engines import EngineProfile, HttpTransport
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.plan import make_plan
 from rollout_svc.preflight import ADMIN_KEY, Answer
+from tests.support.fake_lmdeploy import FakeLMDeploy
 from tests.support.fake_sglang import FakeSGLang, Hang, Status
+from tests.support.fake_vllm import FakeVLLM
 from tests.support.stage import make_config, stage
 
 
@@ -53,6 +58,50 @@ async def test_another_engine_is_recognised() -> None:
     async with FakeSGLang() as engine:
         engine.script("/model_info", Status(404), times=None)
         assert [kind(answer) for answer in await asked({"url": engine.url, "dialect": "sglang"})] == ["wrong_dialect"]
+
+
+Engine = FakeSGLang | FakeVLLM | FakeLMDeploy
+
+
+@pytest.mark.parametrize("make", [FakeSGLang, FakeVLLM, FakeLMDeploy])
+async def test_each_kind_of_engine_is_recognised_and_left_alone(
+    make: Callable[[], Engine],
+) -> None:
+    """Asked as whatever it is, and as each of the others; a generation that runs meanwhile runs on."""
+    names = {FakeSGLang: "sglang", FakeVLLM: "vllm", FakeLMDeploy: "lmdeploy"}
+    async with make() as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        right = names[type(engine)]
+        said = {name: (await asked({"url": engine.url, "dialect": name}))[0] for name in names.values()}
+        profile = said.pop(right)
+        assert isinstance(profile, EngineProfile)
+        assert profile.dialect == right
+        assert [kind(answer) for answer in said.values()] == ["wrong_dialect"] * 2
+        assert engine.running == 1
+        engine.release(tokens=1)
+        await made.until(lambda: made.groups("ready") == 1)
+
+
+async def test_a_switch_that_is_off_is_named() -> None:
+    """An engine that was started without what it needs is told apart from one that cannot be reached."""
+    async with FakeVLLM(scale_out=False) as vllm, FakeLMDeploy(abort_handling=False) as lmdeploy:
+        answers = await asked(vllm, lmdeploy)
+    assert [kind(answer) for answer in answers] == ["unfit", "unfit"]
+    assert "--enable-scale-out" in str(answers[0])
+    assert "--enable-abort-handling" in str(answers[1])
+
+
+async def test_a_mixed_fleet_is_told_what_each_of_it_lacks() -> None:
+    """One configuration over three kinds of engine: what one of them cannot do is a problem, with its name."""
+    async with FakeSGLang() as sglang, FakeVLLM(api_key="k") as vllm, FakeLMDeploy() as lmdeploy:
+        engines = (sglang, {"url": vllm.url, "api_key": "k"}, lmdeploy)
+        config = make_config(*engines, pause={"mode": "keep"}, sampling={"max_tokens": 16, "seed": 1})
+        report = await preflight(config, make_plan(config.trainer, [None] * 3))
+    assert [worker["dialect"] for worker in report["workers"]] == ["sglang", "vllm", "lmdeploy"]
+    named = {(problem["path"], problem["message"].partition(" at ")[0]) for problem in report["problems"]}
+    assert {("pause.mode", "w2"), ("tasks.0.sampling", "w2")} <= named
+    assert not {worker for path, worker in named if worker != "w2" and path != "workers.1.url"}
+    assert ("workers.1.url", "w1") in {(w["path"], w["message"].partition(" at ")[0]) for w in report["warnings"]}
 
 
 async def test_a_silent_engine_costs_the_others_nothing() -> None:

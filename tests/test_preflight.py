@@ -157,7 +157,8 @@ def test_what_an_engine_warns_of_is_handed_on() -> None:
     assert (doubt.path, doubt.message) == ("workers.0", "w0 at http://engine-0: one of two processes")
     [doubt] = doubts(config(), fleet(replace(ABLE, dialect="vllm")))
     assert doubt.path == "workers.0.url"
-    assert "can abort, pause and update it" in doubt.message
+    assert "can stop it, freeze it and change its weights" in doubt.message
+    assert doubts(config(), fleet(replace(ABLE, dialect="vllm", capabilities=("abort", "stream")))) == []
 
 
 @pytest.mark.parametrize(
