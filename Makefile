@@ -6,7 +6,7 @@ ARGS   ?=
 SEEDS  ?= 0:3000
 JOBS   ?= 2
 
-.PHONY: help demo test lint format simulate mutants mutants-quick bench chaos chaos-smoke test-wheel clean
+.PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench chaos chaos-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ mutants: $(VENV)/.installed ## Put each of the known bugs into the service and h
 
 mutants-quick: $(VENV)/.installed ## The same with each mutant's recorded seed and 300 more (about 3 minutes on 2 cores).
 	$(BIN)/python -m tests.simulation.mutants --quick --jobs $(JOBS) $(ARGS)
+
+fuzz: $(VENV)/.installed ## Send the control API whatever its own description allows, forbids or forgets (ARGS="--seed 7").
+	$(BIN)/python -m tests.rpc.fuzz --examples 300 $(ARGS)
 
 bench: $(VENV)/.installed ## Run every bench (about 12 minutes on 2 cores).
 	$(BIN)/python -m bench.engine

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from rollout_svc.batches import Batches, Shortage
 from rollout_svc.buffer.replay import ReplayBuffer
@@ -46,7 +47,7 @@ from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.launching import Launching
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
-from rollout_svc.workers.worker import Worker
+from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["Parts", "Prepared", "assemble", "make_worker", "prepare", "worker_ids"]
 
@@ -127,7 +128,14 @@ def prepare(config: Config) -> Prepared:
     return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan)
 
 
-def make_worker(worker_id: str, config: WorkerConfig, url: str, pool: WorkerPool, rng: Random) -> Worker:
+class StateListener(Protocol):
+    """Is told when a worker changes its state: the pool."""
+
+    def state_changed(self, worker: Worker, before: WorkerState, after: WorkerState, reason: str) -> None:
+        """It has changed."""
+
+
+def make_worker(worker_id: str, config: WorkerConfig, url: str, pool: StateListener, rng: Random) -> Worker:
     """Make the service's view of an engine."""
     return Worker(
         worker_id=worker_id,

@@ -74,9 +74,15 @@ def serve(
     config: Annotated[Path, typer.Option("--config", "-c", help="YAML file.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override: a.b=c; repeatable.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the plan; offline.")] = False,
+    preflight: Annotated[bool, typer.Option("--preflight", help="Ask every engine what it is; start nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --preflight: answer as one JSON object.")] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the service."""
+    if dry_run and preflight:
+        raise ConfigError.at("--preflight", "it reaches the engines, and --dry-run is offline: give one of the two")
+    if as_json and not preflight:
+        raise ConfigError.at("--json", "is for --preflight")
     settings = load_config(config, overrides or ())
     # A console script does not search the folder it is called from; `module:attr` is meant as `python -m` finds it.
     sys.path[:0] = [str(Path.cwd()), str(config.resolve().parent)]
@@ -90,8 +96,22 @@ def serve(
     if dry_run:
         _show_dry_run(settings, prepare(settings).plan)
         return
+    if preflight:
+        raise typer.Exit(_preflight(settings, prepare(settings).plan, as_json=as_json))
     configure_logs(level)
     raise typer.Exit(run(settings, level))
+
+
+def _preflight(config: Config, plan: Plan, *, as_json: bool) -> int:
+    """Ask the engines, and show what they answered and what would fail."""
+    import asyncio  # noqa: PLC0415 - a quarter of what `--help` costs
+
+    from rollout_svc.asking import preflight  # noqa: PLC0415
+    from rollout_svc.observe.preflight_table import show_preflight  # noqa: PLC0415 - rich
+
+    report = asyncio.run(preflight(config, plan))
+    _answer(report, as_json=as_json, show=show_preflight)
+    return 0 if report["ok"] else _FAILED
 
 
 def _show_dry_run(config: Config, plan: Plan) -> None:

@@ -7,6 +7,7 @@ from rollout_svc.config.settings import (
     Config,
     JudgerConfig,
     PauseConfig,
+    PauseMode,
     PluginConfig,
     ProducerConfig,
     PromptsConfig,
@@ -17,16 +18,18 @@ from rollout_svc.config.settings import (
     TrainerConfig,
     is_loopback,
 )
-from rollout_svc.config.workers import LaunchConfig, WorkerConfig
+from rollout_svc.config.workers import Dialect, LaunchConfig, WorkerConfig
 
 __all__ = [
     "AgentConfig",
     "BufferConfig",
     "Config",
+    "Dialect",
     "JudgerConfig",
     "LaunchConfig",
     "Listed",
     "PauseConfig",
+    "PauseMode",
     "PluginConfig",
     "ProducerConfig",
     "PromptsConfig",

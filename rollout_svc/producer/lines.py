@@ -96,7 +96,7 @@ def _check_rest(line: Mapping[str, Any]) -> Problem | None:
     if not isinstance(line.get("id", ""), str):
         return Problem("id", "expected a string")
     for key in ("meta", "engine_extra"):
-        if not isinstance(line.get(key) or {}, Mapping):
+        if not isinstance(line.get(key), Mapping | None):
             return Problem(key, "expected an object")
     return None
 

@@ -1,38 +1,58 @@
 """The bodies of the control API, as strict models: what they refuse is a 400 with the path of the field.
 
-Invariant: a body that passed is a value; nothing in it is shared with the service's own settings.
+Invariants:
+
+- A body that passed is a value; nothing in it is shared with the service's own settings.
+- The schemas of `/openapi.json` are made of these: where a rule is one that JSON Schema has words for, it says it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
-from rollout_svc.config import Listed, WorkerConfig
+from rollout_svc.config import Listed, TrainerConfig, WorkerConfig
 from rollout_svc.gate import LANES, Lane
 
-__all__ = ["Ack", "Batch", "Concurrency", "Pause", "Prompts", "Resume", "Stuck", "Weights", "Worker"]
+__all__ = ["Ack", "Batch", "Concurrency", "Pause", "PromptLine", "Prompts", "Resume", "Stuck", "Weights", "Worker"]
 
+_MOST: Final = 2**63 - 1  # the largest number that every JSON reader of a signed 64 bit integer knows
 DeadlineS = Annotated[float, Field(gt=0, le=86_400)]
-Version = Annotated[int, Field(ge=0)]
+Version = Annotated[int, Field(ge=0, le=_MOST)]
+Ticket = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 
 
 class Body(BaseModel):
     """What all bodies have in common."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
 
 
 class Pause(Body):
-    """`POST /v1/pause`."""
+    """How to stop."""
 
     mode: Literal["abort", "wait", "keep"] | None = None
+    """What becomes of running requests; null: as configured."""
     deadline_s: DeadlineS | None = None
-    lanes: Listed[Lane] = LANES
-    if_ticket: int | None = None
+    """Seconds until the answer; null: as configured."""
+    lanes: Annotated[Listed[Lane], WithJsonSchema({"type": "array", "items": {"enum": list(LANES)}, "minItems": 1})] = (
+        LANES
+    )
+    """What to stop; `keep` takes both."""
+    if_ticket: Ticket | None = None
+    """Only if this is the number of the last pause."""
     kv: Literal["keep", "drop"] = "keep"
-    offload: Listed[str] = ()
+    """In mode `keep`: whether frozen requests keep their KV cache."""
+    offload: Annotated[Listed[str], WithJsonSchema({"type": "array", "items": {"type": "string"}, "maxItems": 0})] = ()
+    """Not supported by this version."""
 
     @field_validator("lanes")
     @classmethod
@@ -49,57 +69,130 @@ class Stuck(Body):
     model_config = ConfigDict(strict=False)
 
     older_than_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds under way; not given: what a pause may take."""
 
 
 class Resume(Body):
-    """`POST /v1/resume`."""
+    """Which pause to end, and what must hold."""
 
-    ticket: int | None = None
+    ticket: Ticket | None = None
+    """Only if this is the current ticket."""
     weight_version: Version | None = None
+    """Only if every worker in traffic reports this version."""
 
 
 class Batch(Body):
-    """`POST /v1/batches`."""
+    """Which batch to take."""
 
-    step: Annotated[int, Field(ge=0)]
+    step: Annotated[int, Field(ge=0, le=_MOST)]
+    """Trainer steps done so far."""
     groups: Annotated[int, Field(ge=1, le=1_000_000)]
+    """How many groups."""
     timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
+    """How long to wait for them."""
     ack: Listed[str] = ()
+    """Batches to acknowledge first."""
 
 
 class Ack(Body):
-    """`POST /v1/batches/{id}/ack`: nothing to say."""
+    """Nothing to say."""
+
+
+Message = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "properties": {"role": {"type": "string"}}, "required": ["role"]}),
+]
+_CONTENT: Final = {"messages": "array", "text": "string", "input_ids": "array"}
+
+
+class PromptLine(Body):  # it describes and does not check: `producer.lines` does, for files and sources too
+    """One prompt, with exactly one of `messages`, `text` and `input_ids`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [key], "properties": {key: {"type": kind}}} for key, kind in _CONTENT.items()]
+        }
+    )
+
+    id: str = ""
+    """What it is called; empty: the hash of the line. The same id in a task is accepted once."""
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    """A conversation, for the chat template."""
+    text: str | None = None
+    """Text, to be encoded as it is."""
+    input_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    """Token ids."""
+    ground_truth: Any = None
+    """What the judger compares with."""
+    meta: dict[str, Any] | None = None
+    """Handed on with the batch."""
+    engine_extra: dict[str, Any] | None = None
+    """Top-level keys for the engine's request."""
 
 
 class Prompts(Body):
-    """`POST /v1/prompts`."""
+    """Prompts for a task."""
 
     task: str
-    prompts: list[dict[str, Any]]
+    """The name of the task."""
+    prompts: list[Annotated[dict[str, Any], WithJsonSchema(PromptLine.model_json_schema())]]
+    """One or more."""
 
 
 class WeightSource(Body):
     """Where new weights come from."""
 
-    kind: str
-    path: str | None = None
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"kind": {"const": "disk"}}},
+            "then": {"required": ["path"], "properties": {"path": {"type": "string"}}},
+        }
+    )
+
+    kind: Literal["disk", "external"]
+    """`disk`: engines load them from `path`; `external`: the trainer has moved them itself."""
+    path: Annotated[str, Field(min_length=1)] | None = None
+    """For `disk`: a directory that the engines can read."""
     workers: Listed[str] | None = None
+    """For `external`: the ids of those that were given the weights; null: every worker in traffic."""
 
 
 class Weights(Body):
-    """`POST /v1/weights`."""
+    """Which weights."""
 
     version: Version
+    """Trainer steps whose weights these are."""
     source: WeightSource
+    """Where they come from."""
     pause: Pause | None = None
+    """While running: pause like this, update, resume."""
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    """A key that is not given stays as it is."""
+    for field in schema["properties"].values():
+        field.pop("default", None)
+
+
+class Trainer(TrainerConfig):
+    """What the trainer consumes; keys that are not given stay."""
+
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
 
 
 class Concurrency(Body):
-    """`PUT /v1/concurrency`: one of the two, or both."""
+    """One of the two, or both."""
 
-    trainer: dict[str, Any] = Field(default_factory=dict)
+    trainer: Trainer = Field(default_factory=Trainer)
+    """What the trainer consumes."""
     limits: dict[str, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default_factory=dict)
+    """Requests at once, by worker id."""
 
 
 class Worker(WorkerConfig):
-    """`POST /v1/workers`: the same keys as in the configuration."""
+    """An engine, with the keys that it has in the configuration."""
+
+    url: Annotated[
+        str | None, WithJsonSchema({"type": ["string", "null"], "pattern": r"^[Hh][Tt][Tt][Pp][Ss]?://[^@?#\s]+$"})
+    ] = None
+    """`http://` or `https://` address of the engine, unique in the fleet; null where it is launched."""

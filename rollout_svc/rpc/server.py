@@ -12,6 +12,7 @@ from aiohttp import web
 
 from rollout_svc.errors import ConfigError
 from rollout_svc.rpc.app import build_app
+from rollout_svc.rpc.door import Runner
 from rollout_svc.service import RolloutService
 
 __all__ = ["serve_http"]
@@ -28,9 +29,7 @@ async def serve_http(
     """
     config = service.config.service
     # A caller that leaves ends its own wait: takes and pauses are carried by tasks of the service.
-    runner = web.AppRunner(
-        build_app(service, metrics), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
-    )
+    runner = Runner(build_app(service, metrics), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:
         site = web.TCPSite(runner, config.host, config.port)

@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 
 from rollout_svc.errors import BadRequest, ConfigError
 from rollout_svc.events import ProducerWaiting
-from rollout_svc.observe.metrics import Metrics
 from rollout_svc.rpc.app import MAX_BODY_BYTES
 from rollout_svc.rpc.client import RolloutClient
 from rollout_svc.rpc.server import serve_http
+from tests.rpc.api import TOKEN, Caller, api
 from tests.support.fake_sglang import FakeSGLang, Reply, Status
-from tests.support.stage import Stage, lines, stage
+from tests.support.stage import lines, stage
 
-TOKEN = "s3cret"
 CALLS = (
     *(("GET", "/v1/status"), ("POST", "/v1/pause"), ("POST", "/v1/resume"), ("POST", "/v1/batches")),
     *(("POST", "/v1/batches/x/ack"), ("POST", "/v1/prompts"), ("POST", "/v1/weights"), ("GET", "/v1/concurrency")),
@@ -31,44 +28,14 @@ CALLS = (
     *(("GET", "/metrics"), ("GET", "/v1/stuck")),
 )
 """Every call but the two that are open."""
-
-
-class Caller:
-    """Calls the API and gives back what came."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, made: Stage) -> None:
-        self.session = session
-        self.url = url
-        self.stage = made
-        self.headers: dict[str, str] = {}
-
-    async def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
-        """Make a call with a JSON body (bytes as they are); status and decoded answer."""
-        if body is not None:
-            options["data"] = body if isinstance(body, bytes) else orjson.dumps(body)
-        async with self.session.request(method, self.url + path, **options) as response:
-            self.headers = dict(response.headers)
-            raw = await response.read()
-            return response.status, orjson.loads(raw) if response.content_type == "application/json" else raw.decode()
-
-    async def refused(self, method: str, path: str, body: Any = None) -> tuple[int, str, Any]:
-        """Make a call that is refused: status, type and detail of the error, whose shape is checked."""
-        status, answer = await self(method, path, body)
-        assert set(answer) == {"error"}
-        assert set(answer["error"]) == {"type", "message", "detail"}
-        assert answer["error"]["message"]
-        return status, answer["error"]["type"], answer["error"]["detail"]
-
-
-@asynccontextmanager
-async def api(*engines: Any, **settings: Any) -> AsyncIterator[Caller]:
-    """Serve a stage on a port of its own."""
-    async with (
-        stage(*engines, **settings) as made,
-        serve_http(made.service, Metrics(made.service.bus, made.service.status).render) as url,
-        aiohttp.ClientSession() as session,
-    ):
-        yield Caller(session, url, made)
+BEYOND_A_SCHEMA = {
+    ("/v1/prompts", "prompts.0.text"),  # there is no tokenizer
+    ("/v1/concurrency", "limits.w7"),  # there is no such worker
+    ("/v1/workers", "launch"),  # the service has no token
+    ("/v1/workers", ""),  # either key, and not both
+    ("/v1/workers", "launch.command"),  # what it has to hold depends on the port
+}
+"""What is refused for reasons that lie outside of the body, or in how its keys go together."""
 
 
 @pytest.fixture
@@ -199,6 +166,8 @@ async def test_a_bad_body_is_refused_at_its_field(call: Caller, method: str, pat
     assert set(problem) == {"path", "message"}
     assert problem["path"] == field
     assert "tuple" not in problem["message"]
+    said = bool(call.described.faults_of_body(method, path, body))  # by `/openapi.json`, which cannot know the fleet
+    assert said != ((path, field) in BEYOND_A_SCHEMA)
     assert call.stage.service.status() | {"rss_bytes": 0} == before
 
 

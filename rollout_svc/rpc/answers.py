@@ -1,0 +1,262 @@
+"""The records of the control API, as `/openapi.json` describes them.
+
+Invariants:
+
+- Nothing is built of these: the parts write their own records (`as_json`). Tests and the fuzzer hold every answer of a
+  live service against them, so a key that is missing here, or is too much, is found.
+- They are closed: the document describes exactly the service that hands it out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollout_svc.config import Dialect, PauseMode
+from rollout_svc.gate import Lane
+from rollout_svc.service import State
+from rollout_svc.workers.worker import WorkerState
+
+__all__ = [
+    "Accepted",
+    "AccountBook",
+    "Acked",
+    "Document",
+    "Health",
+    "Plan",
+    "Removed",
+    "Report",
+    "Status",
+    "WeightsUpdated",
+    "WorkerRecord",
+    "WorkerUpdate",
+    "Workers",
+]
+
+Natural = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Record(BaseModel):
+    """What all records have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Health(Record):
+    """Where the service stands."""
+
+    state: State
+
+
+class Book(Record):
+    """Accounts whose sum is `admitted`."""
+
+    admitted: Natural
+    queued: Natural
+    in_flight: Natural
+    aborted: Natural
+    ready: Natural
+    leased: Natural
+    consumed: Natural
+    filtered: Natural
+    expired: Natural
+    failed: Natural
+
+
+class AccountBook(Record):
+    """Every group and sample of lane `train`, in exactly one account."""
+
+    groups: Book
+    samples: Book
+    late_discarded: Natural
+    """Writes that came with a revoked attempt."""
+    redone: Natural
+    """Samples that were begun again after a failure."""
+
+
+class Plan(Record):
+    """The concurrency in force."""
+
+    workers: Natural
+    required: Natural
+    """Requests each worker should be running."""
+    allowed: Natural
+    """Requests a worker may be running: the smallest limit of all."""
+    ratio: float
+    """Requests allowed, as a multiple of what the smallest worker runs at once."""
+    max_groups: Natural
+    """Groups that may be admitted and not yet consumed."""
+    warnings: list[str]
+    """What was adjusted, with the numbers before and after."""
+
+
+class LaneRecord(Record):
+    """One lane."""
+
+    open: bool
+    in_flight: Natural
+    parked: Natural
+
+
+class WorkerRecord(Record):
+    """One engine, as the service sees it."""
+
+    id: str
+    url: str
+    dialect: Dialect
+    state: WorkerState
+    reason: str
+    in_flight: Natural
+    limit: Natural
+    capabilities: list[str]
+    engine_version: str | None
+    """What the engine calls its own version; null: it was not asked yet, or does not say."""
+    model: str | None
+    """What it serves."""
+    weight_version: int | None
+    """What it reports; null: nothing, or it was not asked yet."""
+    frozen: bool
+
+
+class LeaseRecord(Record):
+    """A batch that the trainer has and has not acknowledged."""
+
+    batch_id: str
+    step: Natural
+    groups: Natural
+
+
+class BufferRecord(Record):
+    """What waits for the trainer."""
+
+    ready: Natural
+    unfinished: Natural
+    leases: list[LeaseRecord]
+
+
+class ProducerRecord(Record):
+    """What the producing loop does."""
+
+    waiting_for: str
+    """Empty while it starts work."""
+    exhausted: bool
+
+
+class Status(Record):
+    """The service's record of itself."""
+
+    state: State
+    ticket: Natural
+    """The number of the last pause."""
+    weight_version: Natural
+    """Trainer steps whose weights the fleet has."""
+    lanes: dict[Lane, LaneRecord]
+    workers: list[WorkerRecord]
+    buffer: BufferRecord
+    producer: ProducerRecord
+    ledger: AccountBook
+    plan: Plan
+    rss_bytes: Natural
+
+
+class Workers(Record):
+    """The fleet."""
+
+    workers: list[WorkerRecord]
+
+
+class Removed(Record):
+    """An engine on its way out."""
+
+    id: str
+    state: Literal["DRAINING"]
+
+
+class Rung(Record):
+    """A rung of the ladder that was reached."""
+
+    name: str
+    at_s: Seconds
+    pending: Natural
+
+
+class Tally(Record):
+    """One worker over one pause."""
+
+    in_flight: Natural
+    answered: Natural
+    late: Natural
+    cancelled: Natural
+    abandoned: Natural
+    residual: Natural | None
+    """The engine's own count less other lanes' requests; null: it cannot be had."""
+
+
+class AbandonedRecord(Record):
+    """What still runs."""
+
+    sample_id: str | None
+    worker: str | None
+    age_s: Seconds
+
+
+class Report(Record):
+    """What a pause found and did."""
+
+    ticket: Natural
+    mode: PauseMode
+    clean: bool
+    """Nothing is abandoned."""
+    elapsed_s: Seconds
+    rungs: list[Rung]
+    workers: dict[str, Tally]
+    parked: list[str]
+    abandoned: list[AbandonedRecord]
+    ledger: AccountBook
+
+
+class Acked(Record):
+    """A batch that is consumed for good."""
+
+    batch_id: str
+    acknowledged: Literal[True]
+
+
+class Accepted(Record):
+    """How many prompts were new."""
+
+    accepted: Natural
+
+
+class WorkerUpdate(BaseModel):
+    """What became of one engine: `ok`, and the version it has or why it has none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    ok: bool
+    version: int | None = None
+    """What it reports now."""
+    skipped: str | None = None
+    """Why it was left alone."""
+    error: str | None = None
+    """Why it failed."""
+    flushed: bool | None = None
+    """False: its cache may still hold what older weights made."""
+
+
+class WeightsUpdated(Record):
+    """The fleet after an update."""
+
+    version: Natural
+    workers: dict[str, WorkerUpdate]
+
+
+class Document(BaseModel):
+    """An OpenAPI document."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    openapi: Literal["3.1.0"]
+    paths: dict[str, Any]

@@ -1,0 +1,142 @@
+"""What each call of the control API does: a body that passed in, a record out.
+
+Invariants:
+
+- A call gets what its route names (`routes`), in this order: the body, the query, the names in its path.
+- It answers with a record, which leaves as JSON with the status of its route, or with a response of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from rollout_svc.errors import BadRequest, Problem
+from rollout_svc.rpc import bodies
+from rollout_svc.rpc.envelope import json_answer
+from rollout_svc.rpc.reading import refuse
+from rollout_svc.service import RolloutService
+
+__all__ = ["Render", "Site"]
+
+Render = Callable[[], tuple[bytes, str]]
+"""Gives the body and the content type of `/metrics`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What the calls work on: a service, and what is told of it beside the API."""
+
+    service: RolloutService
+    metrics: Render | None
+    document: bytes
+
+
+async def healthz(site: Site) -> web.Response:
+    """Whether the process works at all."""
+    state = site.service.state
+    return json_answer({"state": state}, 500 if state == "failed" else 200)
+
+
+async def readyz(site: Site) -> web.Response:
+    """Whether it takes work: 503 until the engines are there, and at the end."""
+    state = site.service.state
+    return json_answer({"state": state}, 503 if state in ("starting", "stopping", "failed") else 200)
+
+
+async def metrics(site: Site) -> web.Response:
+    """Figures for Prometheus."""
+    if site.metrics is None:
+        raise web.HTTPNotFound
+    body, content_type = site.metrics()
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def document(site: Site) -> web.Response:
+    """This description of the API."""
+    return web.Response(body=site.document, content_type="application/json")
+
+
+async def status(site: Site) -> Any:
+    """What the service is doing."""
+    return site.service.status()
+
+
+async def stuck(site: Site, query: bodies.Stuck) -> Any:
+    """Who has been under way for longer than that, and where."""
+    return site.service.stuck(query.older_than_s)
+
+
+async def pause(site: Site, body: bodies.Pause) -> Any:
+    """Stop the stage; answers by the deadline, with a report."""
+    return (await site.service.pause(**_pause_arguments(body))).as_json()
+
+
+def _pause_arguments(body: bodies.Pause) -> dict[str, Any]:
+    if body.offload:
+        raise refuse((Problem("offload", "not supported by this version"),))
+    return body.model_dump(exclude={"offload"})
+
+
+async def resume(site: Site, body: bodies.Resume) -> Any:
+    """Let the stage go on; waits for the report of a pause under way."""
+    return await site.service.resume(ticket=body.ticket, weight_version=body.weight_version)
+
+
+async def take_batch(site: Site, body: bodies.Batch) -> web.Response:
+    """Lease a batch; the same step again gives the same one while it is leased."""
+    batch = await site.service.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
+    parts: list[bytes] = []
+    for part in batch.encoded():
+        parts.append(part)
+        await asyncio.sleep(0)  # a large batch must not hold the loop
+    return web.Response(body=b"".join(parts), content_type="application/json")
+
+
+async def ack(site: Site, _body: bodies.Ack, batch_id: str) -> Any:
+    """Consume a leased batch for good."""
+    return await site.service.ack(batch_id)
+
+
+async def put_prompts(site: Site, body: bodies.Prompts) -> Any:
+    """Add prompts to a task that is fed by push; the same id is accepted once."""
+    return await site.service.put_prompts(body.task, body.prompts)
+
+
+async def update_weights(site: Site, body: bodies.Weights) -> Any:
+    """Bring every engine to a version; needs a drained or frozen stage, or `pause`."""
+    during = None if body.pause is None else _pause_arguments(body.pause)
+    source = body.source.model_dump(exclude_none=True)
+    return await site.service.update_weights(body.version, source, during)
+
+
+async def concurrency(site: Site) -> Any:
+    """The concurrency plan in force."""
+    return site.service.concurrency()
+
+
+async def set_concurrency(site: Site, body: bodies.Concurrency) -> Any:
+    """Derive the plan from the trainer's numbers (keys not given stay), or cap single workers."""
+    return await site.service.set_concurrency(body.trainer.model_dump(exclude_unset=True), body.limits)
+
+
+async def workers(site: Site) -> Any:
+    """The fleet."""
+    return {"workers": site.service.workers()}
+
+
+async def add_worker(site: Site, body: bodies.Worker) -> Any:
+    """Add an engine; it gets traffic once it answers and has the current weights."""
+    if body.launch is not None and not site.service.config.service.token:
+        # Whoever reaches the port could have us run anything, a page in a browser on this machine included.
+        raise BadRequest.at("launch", "starting a process over HTTP needs a service with a service.token")
+    return await site.service.add_worker(body)
+
+
+async def remove_worker(site: Site, worker_id: str) -> Any:
+    """Take an engine out of the fleet; what it runs may finish first."""
+    return await site.service.remove_worker(worker_id)

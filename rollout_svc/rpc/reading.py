@@ -1,0 +1,55 @@
+"""Reading what a caller sent: bodies and addresses, as the models say.
+
+Invariant: what a model refuses is a BadRequest that lists every problem with the path of its field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from rollout_svc.configfile import problems_of
+from rollout_svc.errors import BadRequest, ConfigError, Problem
+
+__all__ = ["read_body", "read_query", "refuse"]
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_body(request: web.Request, model: type[M]) -> M:
+    """Read and check a body; an empty one is `{}`."""
+    try:
+        raw = await request.read()
+    except web.RequestPayloadError as error:  # its encoding, or its framing
+        raise BadRequest(f"the body cannot be read: {error}", detail=[{"path": "", "message": str(error)}]) from error
+    try:
+        data = orjson.loads(raw) if raw else {}
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}", detail=[{"path": "", "message": str(error)}]) from error
+    return _checked(data, model)
+
+
+def read_query(request: web.Request, model: type[M]) -> M:
+    """Check what an address carries; nothing may be given twice."""
+    twice = sorted({key for key in request.query if len(request.query.getall(key)) > 1})
+    if twice:
+        raise refuse(tuple(Problem(key, "given twice") for key in twice))
+    return _checked(dict(request.query), model)
+
+
+def _checked(data: Any, model: type[M]) -> M:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise refuse(problems_of(error)) from error
+    except ConfigError as error:
+        raise refuse(error.problems) from error
+
+
+def refuse(problems: tuple[Problem, ...]) -> BadRequest:
+    """Make the error of some problems."""
+    message = "; ".join(str(problem) for problem in problems)
+    return BadRequest(message, detail=[{"path": problem.path, "message": problem.message} for problem in problems])

@@ -1,0 +1,117 @@
+"""The routes of the control API: one table, of which both the application and `/openapi.json` are made.
+
+Invariant: what a route names is what it is given: a body or query that is not named is not read, and a name in braces
+in the path is the last argument of its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
+
+from rollout_svc.rpc import answers, bodies, calls
+from rollout_svc.rpc.batch_answer import BatchRecord
+from rollout_svc.rpc.stuck_answer import StuckRecord
+
+__all__ = ["ROUTES", "Route"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One call.
+
+    Attributes:
+        method: HTTP method; GET answers HEAD as well.
+        path: with names in braces.
+        call: what it does (`calls`); its docstring is the summary.
+        answer: the record it answers with; None: text.
+        body: the model of its body; None: it is not read.
+        query: the model of what the address carries after `?`; None: it is not read.
+        status: of an answer that is no refusal.
+        also: other statuses that come with the same record.
+        refusals: types of refusal by status, beside those every such route has.
+        guarded: whether it wants the token, where there is one.
+    """
+
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    call: Callable[..., Awaitable[Any]]
+    answer: type[BaseModel] | None
+    body: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    status: int = 200
+    also: tuple[int, ...] = ()
+    refusals: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    guarded: bool = True
+
+
+_ALIVE: Final = ("failed", "stopping")  # of a 503: refused by a service that is not there any more
+_RUNNING: Final = (*_ALIVE, "starting")  # of a 503: needs the engines
+_TICKETS: Final = ("stale_ticket",)
+
+ROUTES: Final = (
+    Route("GET", "/healthz", calls.healthz, answers.Health, also=(500,), guarded=False),
+    Route("GET", "/readyz", calls.readyz, answers.Health, also=(503,), guarded=False),
+    Route("GET", "/metrics", calls.metrics, None, refusals={404: ("not_found",)}),
+    Route("GET", "/openapi.json", calls.document, answers.Document),
+    Route("GET", "/v1/status", calls.status, answers.Status, refusals={503: ("starting",)}),
+    Route(
+        *("GET", "/v1/stuck", calls.stuck, StuckRecord),
+        query=bodies.Stuck,
+        refusals={400: ("bad_request",), 503: ("starting",)},
+    ),
+    Route(
+        *("POST", "/v1/pause", calls.pause, answers.Report),
+        body=bodies.Pause,
+        refusals={409: (*_TICKETS, "frozen"), 503: _RUNNING},
+    ),
+    Route(
+        *("POST", "/v1/resume", calls.resume, answers.Status),
+        body=bodies.Resume,
+        refusals={409: (*_TICKETS, "weight_version"), 503: _RUNNING},
+    ),
+    Route(
+        *("POST", "/v1/batches", calls.take_batch, BatchRecord),
+        body=bodies.Batch,
+        refusals={503: ("not_enough", "paused", "exhausted", "failed", "starting")},
+    ),
+    Route(
+        *("POST", "/v1/batches/{id}/ack", calls.ack, answers.Acked),
+        body=bodies.Ack,
+        refusals={404: ("not_found",), 409: ("lease_expired",), 503: (*_ALIVE, "starting")},
+    ),
+    Route(
+        *("POST", "/v1/prompts", calls.put_prompts, answers.Accepted),
+        body=bodies.Prompts,
+        refusals={404: ("not_found",), 409: ("conflict",), 503: (*_ALIVE, "starting")},
+    ),
+    Route(
+        *("POST", "/v1/weights", calls.update_weights, answers.WeightsUpdated),
+        body=bodies.Weights,
+        refusals={
+            409: (*_TICKETS, "frozen", "not_paused", "not_drained", "updating"),
+            503: (*_RUNNING, "update_failed"),
+        },
+    ),
+    Route("GET", "/v1/concurrency", calls.concurrency, answers.Plan, refusals={503: ("starting",)}),
+    Route(
+        *("PUT", "/v1/concurrency", calls.set_concurrency, answers.Plan),
+        body=bodies.Concurrency,
+        refusals={503: (*_ALIVE, "starting")},
+    ),
+    Route("GET", "/v1/workers", calls.workers, answers.Workers, refusals={503: ("starting",)}),
+    Route(
+        *("POST", "/v1/workers", calls.add_worker, answers.WorkerRecord),
+        body=bodies.Worker,
+        status=201,
+        refusals={409: ("duplicate",), 503: (*_ALIVE, "starting")},
+    ),
+    Route(
+        *("DELETE", "/v1/workers/{id}", calls.remove_worker, answers.Removed),
+        status=202,
+        refusals={404: ("not_found",), 503: (*_ALIVE, "starting")},
+    ),
+)
