@@ -45,6 +45,7 @@ from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.launching import Launching
 from rollout_svc.workers.pool import WorkerPool
+from rollout_svc.workers.routing import Router
 from rollout_svc.workers.supervisor import Supervisor
 from rollout_svc.workers.worker import Worker
 
@@ -169,6 +170,7 @@ def assemble(
         rng=rng,
         new_id=outside.new_id,
         request_timeout_s=config.request_timeout_s,
+        router=Router(config.routing),
     )
     judging = Judging(gate=gate, tasks=tasks, processes=processes)
     for runtime in prepared.runtimes.values():

@@ -28,6 +28,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "service": {"host": "127.0.0.1", "port": 8700, "token": None},
         "tokenizer": {"path": None, "chat_template": None},
         "workers": (),
+        "routing": "least_tokens",
         "start_timeout_s": 600,
         "request_timeout_s": 1200,
         "tasks": (

@@ -2,7 +2,8 @@
 
 Invariants:
 
-- A call is in `calls` from the line that claims its slot to the line that gives it back; nothing else counts.
+- A call is in `calls` from the line that claims its slot to the line that gives it back, and so are its `tokens`;
+  nothing else counts.
 - `accepts` is true only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
 - The state changes in `become` alone, which tells its listener; DRAINING is the last.
 """
@@ -199,6 +200,8 @@ class Worker:
         "stream",
         "switching",
         "thaw_until",
+        "tokens",
+        "turn",
         "unsure",
         "version",
         "worker_id",
@@ -230,6 +233,8 @@ class Worker:
         self.state = WorkerState.STARTING
         self.reason = "not reached yet"
         self.calls: dict[str, EngineCall] = {}
+        self.tokens = 0  # of its calls: what they were given, and what they may still make
+        self.turn = 0  # when it was last chosen, where the policy takes turns
         self.version: int | None = None
         self.process: str | None = None
         self.active_since = 0.0
@@ -267,11 +272,6 @@ class Worker:
     def absent(self) -> bool:
         """Whether it is launched and its process does not run: who answers at its address is somebody else."""
         return self.launched is not None and self.launched.pid is None
-
-    @property
-    def load(self) -> float:
-        """Share of the limit that is in use."""
-        return len(self.calls) / self.limit if self.limit else 1.0
 
     @property
     def frozen(self) -> bool:
@@ -376,6 +376,7 @@ class Worker:
             "state": str(self.state),
             "reason": self.reason,
             "in_flight": len(self.calls),
+            "tokens_in_flight": self.tokens,
             "limit": self.limit,
             "capabilities": list(self.capabilities),
             "engine_version": None if self.profile is None else self.profile.engine_version,
