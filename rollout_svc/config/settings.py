@@ -241,6 +241,8 @@ class ProducerConfig(Settings):
     """When generation may run ahead of training."""
     max_attempts: int = Field(3, ge=1, le=100)
     """Failures of one sample before its group is given up."""
+    no_worker_timeout_s: Seconds | None = None
+    """The service fails when it runs without a worker in traffic for this long; null: it waits for one."""
 
     @field_validator("strategy")
     @classmethod

@@ -108,7 +108,7 @@ class WorkerPool:
 
     def state_changed(self, worker: Worker, before: WorkerState, after: WorkerState, reason: str) -> None:
         """Tell the world and the waiting; given to every worker as its listener."""
-        self._bus.emit(WorkerChanged(worker.worker_id, str(before), str(after), reason))
+        self._bus.emit(WorkerChanged(worker.worker_id, str(before), str(after), reason, worker.incarnation))
         self.fleet_changed()
 
     def thawed(self) -> None:
@@ -317,8 +317,7 @@ class WorkerPool:
         found = completion.spans[-1].version
         if found not in (worker.version, call.version):
             message = f"{worker.worker_id} answered under version {found}; it was let in with {worker.version}"
-            if worker.state is WorkerState.ACTIVE:
-                worker.put_in_quarantine("version", message)
+            worker.restarted(message)
             raise WorkerFailure("odd_version", message)
 
     def _answered(self, worker: Worker, call: EngineCall, completion: Completion) -> None:

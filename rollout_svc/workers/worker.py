@@ -6,6 +6,7 @@ Invariants:
   nothing else counts.
 - `accepts` is true only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
 - The state changes in `become` alone, which tells its listener; DRAINING is the last.
+- The incarnation rises when it comes back from DEAD, or is found restarted: what an older one held is gone.
 """
 
 from __future__ import annotations
@@ -185,6 +186,7 @@ class Worker:
         "freeze_until",
         "held",
         "launched",
+        "incarnation",
         "limit",
         "loading",
         "max_batch",
@@ -242,6 +244,7 @@ class Worker:
         self.single_aborts = asyncio.Semaphore(_SINGLE_ABORTS)
         self.answered = 0
         self.answered_before = 0  # at the last ping
+        self.incarnation = 1
         self.probe_failures = 0
         self.refusals = 0
         self.residual: int | None = None
@@ -348,6 +351,12 @@ class Worker:
             self.quarantine = Quarantine(kind, asyncio.get_running_loop().time())
         self.become(WorkerState.QUARANTINED, reason)
 
+    def restarted(self, reason: str) -> None:
+        """It is another process than the one that was let in: keep it out until it has the weights."""
+        if self.state is WorkerState.ACTIVE:
+            self.incarnation += 1
+            self.put_in_quarantine("version", reason)
+
     def doubt(self) -> None:
         """A connection broke: it may have been restarted, so nothing is sent before its weights were looked at."""
         self.unsure = True
@@ -361,6 +370,8 @@ class Worker:
         if state is not WorkerState.QUARANTINED:
             self.quarantine = None
         before = self.state
+        if before is WorkerState.DEAD and state is not WorkerState.DEAD:
+            self.incarnation += 1
         self.state = state
         self.reason = reason
         self.attention.set()
@@ -374,6 +385,7 @@ class Worker:
             "url": self.endpoint.url,
             "dialect": self.dialect.name if self.profile is not None or len(self.candidates) == 1 else "auto",
             "state": str(self.state),
+            "incarnation": self.incarnation,
             "reason": self.reason,
             "in_flight": len(self.calls),
             "tokens_in_flight": self.tokens,

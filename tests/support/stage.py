@@ -293,6 +293,7 @@ def _assert_nothing_left(
         assert not connector._acquired
     assert not any(parts.gate.is_open(lane) for lane in LANES)
     assert not any(parts.pool.in_flight.values())
+    assert not any(worker.tokens for worker in parts.pool.workers.values())
     assert getattr(parts.processes, "_pool", None) is None
     assert not parts.judging.calls
 
