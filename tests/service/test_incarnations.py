@@ -41,7 +41,7 @@ async def test_back_from_the_dead_it_has_a_new_number() -> None:
 
 
 async def test_found_restarted_it_has_a_new_number_and_the_weights_first(tmp_path: Path) -> None:
-    """An engine that was restarted in silence is told by its label, and makes no token before it has its weights."""  # P19
+    """An engine that was restarted in silence is told by its label, and makes no token before its weights."""  # P19
     async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
         await made.pause()
         await made.service.update_weights(1, {"kind": "disk", "path": str(tmp_path)})
