@@ -1,0 +1,37 @@
+"""The sites the promises are run against; a further engine joins by a fixture `site` of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from rollout_svc.engines import SGLangDialect
+from tests.conformance.fakes import FakeSite
+from tests.conformance.processes import BUILT_IN_CAPABILITIES, BuiltInSite, Engine
+from tests.conformance.site import SLOTS, Site
+from tests.support.fake_sglang import FakeSGLang
+
+NAMES = ("built-in", "sglang-fake")
+
+
+@pytest.fixture(scope="session")
+def built_in() -> Iterator[Engine]:
+    """One process for all tests."""
+    engine = Engine()
+    yield engine
+    engine.kill()
+
+
+@pytest.fixture(params=NAMES)
+async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
+    """One engine, empty and well."""
+    if request.param == "built-in":
+        engine: Engine = request.getfixturevalue("built_in")
+        engine.start()
+        made = BuiltInSite(engine)
+        yield made
+        made.heal()
+    elif request.param == "sglang-fake":
+        async with FakeSGLang(slots=SLOTS, weight_version="0") as fake:
+            yield FakeSite(fake, SGLangDialect(), BUILT_IN_CAPABILITIES)
