@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from rollout_svc.engines import SGLangDialect
+from rollout_svc.engines import SGLangDialect, VLLMDialect
 from tests.conformance.fakes import FakeSite
-from tests.conformance.processes import BUILT_IN_CAPABILITIES, BuiltInSite, Engine
+from tests.conformance.processes import ALL_CAPABILITIES, BuiltInSite, Engine
 from tests.conformance.site import SLOTS, Site
 from tests.support.fake_sglang import FakeSGLang
+from tests.support.fake_vllm import FakeVLLM
 
-NAMES = ("built-in", "sglang-fake")
+NAMES = ("built-in", "sglang-fake", "vllm-fake")
 
 
 @pytest.fixture(scope="session")
@@ -34,4 +35,7 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
         made.heal()
     elif request.param == "sglang-fake":
         async with FakeSGLang(slots=SLOTS, weight_version="0") as fake:
-            yield FakeSite(fake, SGLangDialect(), BUILT_IN_CAPABILITIES)
+            yield FakeSite(fake, SGLangDialect(), ALL_CAPABILITIES)
+    elif request.param == "vllm-fake":
+        async with FakeVLLM(slots=SLOTS, weight_version="0") as fake:
+            yield FakeSite(fake, VLLMDialect(), ALL_CAPABILITIES)

@@ -14,9 +14,9 @@ from bench.process import Child
 from rollout_svc.engines import Dialect, Reply, SGLangDialect
 from tests.conformance.site import SLOTS
 
-__all__ = ["BUILT_IN_CAPABILITIES", "BuiltInSite", "Engine"]
+__all__ = ["ALL_CAPABILITIES", "BuiltInSite", "Engine"]
 
-BUILT_IN_CAPABILITIES: Final = frozenset(
+ALL_CAPABILITIES: Final = frozenset(
     {"abort", "abort_all", "count", "disk", "flush", "freeze_keep_kv", "freeze_drop_kv", "set_version", "stream"}
     | {"weight_version"}
 )
@@ -56,7 +56,7 @@ class BuiltInSite:
 
     name = "built-in"
     lossy = False
-    capabilities = BUILT_IN_CAPABILITIES
+    capabilities = ALL_CAPABILITIES
 
     def __init__(self, engine: Engine) -> None:
         self.dialect: Dialect = SGLangDialect()

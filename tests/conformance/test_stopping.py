@@ -40,13 +40,14 @@ class Scene:
         self.site = site
         self.made = made
         self.transport = transport
+        self._registering = len(transport.sent)  # a dialect may look for an abort's route by calling it
 
     @property
     def aborts(self) -> int:
         """Calls to abort that were sent so far."""
         dialect = self.site.dialect
         paths = {call.path for call in (*dialect.abort(None), *dialect.abort(["0" * 32]))}
-        return sum(call.path in paths for call in self.transport.sent)
+        return sum(call.path in paths for call in self.transport.sent[self._registering :])
 
     async def full(self, prompts: int = LOAD) -> None:
         """Have the site hold that many requests."""
