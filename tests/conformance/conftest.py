@@ -6,14 +6,16 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from rollout_svc.engines import SGLangDialect, VLLMDialect
+from rollout_svc.engines import LMDeployDialect, SGLangDialect, VLLMDialect
 from tests.conformance.fakes import FakeSite
 from tests.conformance.processes import ALL_CAPABILITIES, BuiltInSite, Engine
 from tests.conformance.site import SLOTS, Site
+from tests.support.fake_lmdeploy import FakeLMDeploy
 from tests.support.fake_sglang import FakeSGLang
 from tests.support.fake_vllm import FakeVLLM
 
-NAMES = ("built-in", "sglang-fake", "vllm-fake")
+NAMES = ("built-in", "sglang-fake", "vllm-fake", "lmdeploy-fake")
+LMDEPLOY_CAPABILITIES = frozenset({"abort", "abort_all", "stream"})
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,6 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
     elif request.param == "vllm-fake":
         async with FakeVLLM(slots=SLOTS, weight_version="0") as fake:
             yield FakeSite(fake, VLLMDialect(), ALL_CAPABILITIES)
+    elif request.param == "lmdeploy-fake":
+        async with FakeLMDeploy(slots=SLOTS) as fake:
+            yield FakeSite(fake, LMDeployDialect(), LMDEPLOY_CAPABILITIES)

@@ -52,8 +52,8 @@ class Fake(Protocol):
     async def kill(self) -> None:
         """Die."""
 
-    async def listen(self) -> None:
-        """Accept connections."""
+    async def restart(self) -> None:
+        """Come back as another process."""
 
 
 class FakeSite:
@@ -115,5 +115,5 @@ class FakeSite:
         await self.engine.kill()
 
     async def restart(self) -> None:
-        """Listen again, empty."""
-        await self.engine.listen()
+        """Come back at the same port, another process, empty."""
+        await self.engine.restart()
