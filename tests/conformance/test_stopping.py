@@ -1,108 +1,27 @@
 """Every promise of stopping, against every engine: what a trainer may rely on, whoever generates.
 
 - Each test is one promise and asks nothing of the engine that only a fake could tell, unless it says so.
-- What holds for all of them is checked at every pause by `stopped`.
+- What holds for all of them is checked at every pause by `Scene.stopped`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
-import orjson
 import pytest
 
 from rollout_svc.config import SamplingConfig
-from rollout_svc.errors import BadRequest
-from rollout_svc.events import SampleFailed
-from rollout_svc.pause.report import PauseReport
+from rollout_svc.errors import BadRequest, Conflict
 from rollout_svc.workers.worker import WorkerState
+from tests.conformance.scene import LOAD, scene
 from tests.conformance.site import SLOTS, Site
 from tests.support.fake_sglang import FakeSGLang
 from tests.support.lane import Evaluation
-from tests.support.recorded import RecordedTransport
-from tests.support.stage import Stage, stage
 
-LOAD: Final = 2 * SLOTS
-"""Requests under way in a full site: half of them run, half are in its queue."""
 FLAPS: Final = 20
 PROMPT_S: Final = 1.0
 """An abort that engines obey ends a pause within this, whatever its deadline."""
-QUARANTINE_S: Final = 0.3
-
-
-class Scene:
-    """A service in front of one site."""
-
-    def __init__(self, site: Site, made: Stage, transport: RecordedTransport) -> None:
-        self.site = site
-        self.made = made
-        self.transport = transport
-        self._registering = len(transport.sent)  # a dialect may look for an abort's route by calling it
-
-    @property
-    def aborts(self) -> int:
-        """Calls to abort that were sent so far."""
-        dialect = self.site.dialect
-        paths = {call.path for call in (*dialect.abort(None), *dialect.abort(["0" * 32]))}
-        return sum(call.path in paths for call in self.transport.sent[self._registering :])
-
-    async def full(self, prompts: int = LOAD) -> None:
-        """Have the site hold that many requests."""
-        await self.made.push(prompts)
-        await self.site.wait_inside(prompts)
-
-    async def stopped(self, report: PauseReport) -> None:
-        """Check what a pause in mode `abort` that was obeyed has to say, and that it is true."""  # P8 P9
-        tally = report.workers["w0"]
-        assert report.clean
-        assert not report.abandoned
-        assert tally.in_flight == tally.answered + tally.cancelled
-        assert tally.residual == (0 if "count" in self.site.capabilities else None)
-        assert await self.site.own_count() == 0
-        assert self.made.samples("in_flight") == 0
-
-    def kept(self) -> dict[str, list[int]]:
-        """What the service holds of every unfinished answer, by prompt."""
-        samples = {group.prompt.prompt_id: group.samples[0] for group in self.made.live_groups()}
-        return {
-            prompt_id: sample.response_ids if sample.packed is None else orjson.loads(sample.packed)["response_ids"]
-            for prompt_id, sample in samples.items()
-        }
-
-    async def whole(self, prompts: int = LOAD, step: int = 0) -> dict[str, dict[str, Any]]:
-        """Let everything end, and take it: by prompt, checked to be whole, with nothing lost and nothing too much."""
-        self.site.finish()
-        batch = await self.made.take(step, prompts)
-        records = {group["prompt"]["id"]: group["samples"][0] for group in batch["groups"]}
-        assert len(records) == prompts
-        for record in records.values():
-            assert len(record["response_ids"]) == self.site.sampling["max_tokens"]  # P6
-            assert len(record["logprobs"]) == len(record["response_ids"])
-            assert (record["status"], record["finish_reason"]) == ("COMPLETED", "length")
-        assert not self.made.of(SampleFailed)
-        return records
-
-
-@asynccontextmanager
-async def scene(site: Site, *others: Mapping[str, Any], **sections: Any) -> AsyncIterator[Scene]:
-    """Run a service in front of a site, and other engines, that it keeps full as far as there are prompts."""
-    transport = RecordedTransport()
-    worker = {"url": site.url, "dialect": site.dialect.name, "max_batch": LOAD}
-    settings: dict[str, Any] = {
-        "trainer": {"train_batch_size": LOAD},
-        "pause": {"quarantine_s": QUARANTINE_S},
-        "sampling": dict(site.sampling),
-    }
-    async with stage(worker, *others, transport=lambda: transport, **(settings | sections)) as made:
-        transport.on_sent = made.bell.ring
-        assert set(made.worker().capabilities) - {"experts"} == site.capabilities
-        try:
-            yield Scene(site, made, transport)
-        finally:
-            site.heal()
 
 
 # -- abort ---------------------------------------------------------------------------------------------------
@@ -197,6 +116,57 @@ async def test_flaps_leave_nothing(site: Site) -> None:
             assert len(asyncio.all_tasks()) <= before
             await on.made.resume()
         assert any(longest.values())
+        await on.whole()
+
+
+async def test_tickets_hold_over_an_engine_at_work(site: Site) -> None:
+    """A joined pause is one; a resume waits for its report; one with an old ticket is refused."""  # P11
+    async with scene(site) as on:
+        await on.full()
+        first = on.made.start(on.made.pause(10.0))
+        joined = await on.made.pause(10.0)
+        assert (await first) is joined
+        await on.stopped(joined)
+        await on.made.resume(ticket=joined.ticket)
+        await on.made.until(lambda: bool(on.made.worker().calls))
+        with pytest.raises(Conflict):
+            await on.made.pause(10.0, if_ticket=joined.ticket - 1)
+        assert on.made.service.state == "running"
+        pausing = on.made.start(on.made.pause(10.0))
+        await on.made.until(lambda: on.made.service.state == "pausing" or pausing.done())
+        await on.made.resume()
+        assert pausing.done()
+        await on.whole()
+
+
+async def test_a_judge_observes_a_pause(site: Site) -> None:
+    """A judge under way is cancelled; the answer is kept and judged after resume, without generation."""  # P13
+    async with scene(site) as on:
+        judge = on.made.judge
+        judge.hold = True
+        await on.full()
+        site.finish()
+        await on.made.until(lambda: judge.held == LOAD)
+        await on.stopped(await on.made.pause(10.0))
+        assert len(judge.cancelled) == LOAD
+        assert {len(ids) for ids in on.kept().values()} == {site.sampling["max_tokens"]}
+        judge.release()
+        await on.made.resume()
+        await on.whole()
+        assert on.aborts == 0  # the engine had nothing left to stop
+
+
+async def test_a_pause_whose_caller_leaves_goes_on(site: Site) -> None:
+    """Cancelling the call propagates; what it began ends all the same, and the engine is idle."""  # P14
+    async with scene(site) as on:
+        await on.full()
+        pausing = on.made.start(on.made.service.pause(deadline_s=10.0))
+        await on.made.until(lambda: on.made.service.state == "pausing")
+        pausing.cancel()
+        await asyncio.wait({pausing})
+        assert pausing.cancelled()
+        await on.stopped(await on.made.pause(10.0))
+        await on.made.resume()
         await on.whole()
 
 
@@ -297,7 +267,7 @@ async def test_a_silent_engine_costs_the_deadline_and_no_more(site: Site) -> Non
     async with scene(site) as on:
         await on.full()
         site.hang()
-        report = await on.made.pause(1.5)
+        report = await on.made.pause(1.0)
         assert not report.clean
         assert {left.worker for left in report.abandoned} == {"w0"}
         assert len(report.abandoned) == report.workers["w0"].abandoned == LOAD
@@ -317,7 +287,7 @@ async def test_lost_aborts_are_named(site: Site) -> None:
     async with scene(site) as on:
         await on.full()
         site.lose_aborts()
-        report = await on.made.pause(2.0)
+        report = await on.made.pause(1.0)
         assert on.aborts >= 2
         tally = report.workers["w0"]
         assert tally.cancelled == LOAD
@@ -336,7 +306,7 @@ async def test_one_silent_engine_does_not_hold_up_another(site: Site) -> None:
         await on.made.until(lambda: other.running == LOAD // 2 == len(on.made.worker().calls))
         await site.wait_inside(LOAD // 2)
         site.hang()
-        pausing = on.made.start(on.made.pause(2.0))
+        pausing = on.made.start(on.made.pause(1.2))
         await other.wait_idle()  # P12
         assert not pausing.done()
         report = await pausing
