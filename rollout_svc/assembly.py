@@ -20,7 +20,7 @@ from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.engines import Endpoint, Transport, candidates
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.events import EventBus
-from rollout_svc.gate import Gate
+from rollout_svc.gate import Gate, Lane
 from rollout_svc.judging import Judging, ProcessRunner
 from rollout_svc.launching import launch_problems
 from rollout_svc.ledger import Ledger
@@ -41,11 +41,13 @@ from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.update import WeightUpdater
+from rollout_svc.workers.absence import Attendance
 from rollout_svc.workers.breaker import Breaker
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.launching import Launching
 from rollout_svc.workers.pool import WorkerPool
+from rollout_svc.workers.routing import Router
 from rollout_svc.workers.supervisor import Supervisor
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -83,6 +85,7 @@ class Parts:
     updater: WeightUpdater
     supervisor: Supervisor
     launching: Launching
+    attendance: Attendance
     pauses: PauseController
     batches: Batches
 
@@ -177,6 +180,7 @@ def assemble(
         rng=rng,
         new_id=outside.new_id,
         request_timeout_s=config.request_timeout_s,
+        router=Router(config.routing),
     )
     judging = Judging(gate=gate, tasks=tasks, processes=processes)
     for runtime in prepared.runtimes.values():
@@ -257,13 +261,25 @@ def assemble(
         on_ahead=producer.wake,
         new_id=outside.new_id,
     )
-    gate.subscribe(lambda lane: producer.wake())  # noqa: ARG005 - whichever lane: look again
+    attendance = Attendance(
+        pool=pool,
+        gate=gate,
+        limit_s=config.producer.no_worker_timeout_s,
+        on_end=lambda error: on_death("workers", error, True),
+    )
+
+    def gate_changed(_: Lane) -> None:
+        producer.wake()
+        attendance.look()
+
+    gate.subscribe(gate_changed)
 
     producer.doomed = lambda: batches.ahead
 
     def fleet_changed() -> None:
         producer.wake()
         batches.wake()
+        attendance.look()
 
     pool.on_fleet = fleet_changed
     rollouts.on_room = producer.room
@@ -285,6 +301,7 @@ def assemble(
         updater=WeightUpdater(fleet=fleet, pool=pool, tasks=tasks, bus=bus),
         supervisor=supervisor,
         launching=launching,
+        attendance=attendance,
         pauses=pauses,
         batches=batches,
     )

@@ -132,12 +132,13 @@ class RequestAborted(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerChanged(Event):
-    """A worker moved to another state."""
+    """A worker moved to another state; `incarnation` counts its lives, from 1."""
 
     worker: str
     before: str
     after: str
     reason: str
+    incarnation: int = 1
 
 
 @dataclass(frozen=True, slots=True)

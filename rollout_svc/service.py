@@ -40,7 +40,7 @@ from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.startup import wait_for_engines
-from rollout_svc.status import describe, hopeless, shortage_of
+from rollout_svc.status import describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck
 from rollout_svc.tasks import wait_until
 from rollout_svc.weights.fleet import Source
@@ -185,7 +185,7 @@ class RolloutService:
         parts.batches.wake()
         parts.launching.hold()
         await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
-        for part in (parts.batches, parts.pool, parts.producer):
+        for part in (parts.batches, parts.pool, parts.producer, parts.attendance):
             part.close()
         end = asyncio.get_running_loop().time() + _STOP_MARGIN_S
         self.survivors = await parts.tasks.close(end)
@@ -206,10 +206,13 @@ class RolloutService:
             self.parts.batches.wake()
         self.bus.emit(event)
 
+    def _failed(self, failure: ComponentDied) -> dict[str, Any]:
+        return {"traceback": failure.traceback, "workers": whereabouts(self.parts)}
+
     def _check_alive(self, stopping: NotNowType = "stopping") -> None:
         if self.failure is not None:
             message = f"{self.failure.component} died: {self.failure.error}"
-            raise NotNow("failed", message, detail={"traceback": self.failure.traceback})
+            raise NotNow("failed", message, detail=self._failed(self.failure))
         if self._phase in ("stopping", "stopped"):
             raise NotNow(stopping, "the service is stopping")
 
@@ -328,7 +331,7 @@ class RolloutService:
         """Why `groups` groups are not there, and whether they can ever be."""
         if self.failure is not None:
             message = f"{self.failure.component} died: {self.failure.error}"
-            return Shortage("failed", message, {"traceback": self.failure.traceback}, final=True)
+            return Shortage("failed", message, self._failed(self.failure), final=True)
         if self._phase in ("stopping", "stopped"):
             return Shortage("failed", "the service is stopping", {}, final=True)
         return shortage_of(self.parts, self.fleet.plan, groups)

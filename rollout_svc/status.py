@@ -15,7 +15,7 @@ from rollout_svc.gate import LANES
 from rollout_svc.plan import Plan
 from rollout_svc.stuck import oldest_samples
 
-__all__ = ["describe", "hopeless", "rss_bytes", "shortage_of"]
+__all__ = ["describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
 
 _OLDEST: Final = 5  # samples named when something takes long
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -52,11 +52,20 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
                 for lease in parts.buffer.leases
             ],
         },
-        "producer": {"waiting_for": parts.producer.waiting, "exhausted": parts.producer.exhausted},
+        "producer": {
+            "waiting_for": parts.producer.waiting,
+            "exhausted": parts.producer.exhausted,
+            "no_worker_s": parts.attendance.absent_s,
+        },
         "ledger": parts.ledger.as_json(),
         "plan": plan.as_json(),
         "rss_bytes": rss_bytes(),
     }
+
+
+def whereabouts(parts: Parts) -> dict[str, str]:
+    """Where every worker stands, and why."""
+    return {worker.worker_id: f"{worker.state}: {worker.reason}" for worker in parts.pool.workers.values()}
 
 
 def hopeless(parts: Parts, plan: Plan, groups: int) -> bool:
@@ -70,7 +79,7 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
     detail = {
         "waiting_for": parts.producer.waiting,
         "ledger": ledger.as_json(),
-        "workers": {w.worker_id: f"{w.state}: {w.reason}" for w in parts.pool.workers.values()},
+        "workers": whereabouts(parts),
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
         "oldest": oldest_samples(parts, _OLDEST),

@@ -28,6 +28,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "service": {"host": "127.0.0.1", "port": 8700, "token": None},
         "tokenizer": {"path": None, "chat_template": None},
         "workers": (),
+        "routing": "least_tokens",
         "start_timeout_s": 600,
         "request_timeout_s": 1200,
         "tasks": (
@@ -58,7 +59,7 @@ def test_defaults_are_the_documented_ones() -> None:
             "update_interval": 1,
             "initial_version": 0,
         },
-        "producer": {"strategy": "async", "max_attempts": 3},
+        "producer": {"strategy": "async", "max_attempts": 3, "no_worker_timeout_s": None},
         "pause": {"mode": "abort", "deadline_s": 30, "abort_interval_s": 5, "quarantine_s": 60},
         "buffer": {"path": None, "lease_s": 3600, "max_bytes": None},
     }

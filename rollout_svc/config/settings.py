@@ -46,6 +46,7 @@ __all__ = [
     "PluginConfig",
     "ProducerConfig",
     "PromptsConfig",
+    "Routing",
     "SamplingConfig",
     "ServiceConfig",
     "TaskConfig",
@@ -57,6 +58,7 @@ __all__ = [
 OnPause = Literal["abort", "park"]
 Strategy = Literal["async", "sync", "disaggregated"]
 PauseMode = Literal["abort", "wait", "keep"]
+Routing = Literal["least_tokens", "group_affinity", "round_robin"]
 
 
 def is_loopback(host: str) -> bool:
@@ -239,6 +241,8 @@ class ProducerConfig(Settings):
     """When generation may run ahead of training."""
     max_attempts: int = Field(3, ge=1, le=100)
     """Failures of one sample before its group is given up."""
+    no_worker_timeout_s: Seconds | None = None
+    """The service fails when it runs without a worker in traffic for this long; null: it waits for one."""
 
     @field_validator("strategy")
     @classmethod
@@ -286,6 +290,8 @@ class Config(Settings):
     """How text becomes tokens."""
     workers: Listed[WorkerConfig] = ()
     """The engines; may be empty, workers can be added while the service runs."""
+    routing: Routing = "least_tokens"
+    """Which worker takes a request: who has least in flight, where its group went first, or each in its turn."""
     start_timeout_s: Seconds = 600.0
     """Engines may still be loading: wait this long for them."""
     request_timeout_s: Seconds = 1200.0

@@ -127,6 +127,7 @@ class Metrics:
         self._limit = Gauge("rollout_limit", "Engine calls allowed", ["worker"], registry=registry)
         self._state = Gauge("rollout_worker_state", "1 for the state it is in", ["worker", "state"], registry=registry)
         self._waits = Gauge("rollout_producer_waiting", "1 for why nothing starts", ["reason"], registry=registry)
+        self._absent = Gauge("rollout_no_worker_seconds", "Time without a worker in traffic", registry=registry)
         self._is = Gauge("rollout_service_state", "1 for the state it is in", ["state"], registry=registry)
         self._ready = Gauge("rollout_buffer_ready_groups", "Groups ready for a trainer", registry=registry)
         self._version = Gauge("rollout_weight_version", "Weight version of the fleet", registry=registry)
@@ -143,6 +144,7 @@ class Metrics:
         self._is.labels(status["state"]).set(1)
         if reason := status["producer"]["waiting_for"]:
             self._waits.labels(reason).set(1)
+        self._absent.set(status["producer"]["no_worker_s"] or 0.0)
         for worker in status["workers"]:
             self._in_flight.labels(worker["id"]).set(worker["in_flight"])
             self._limit.labels(worker["id"]).set(worker["limit"])

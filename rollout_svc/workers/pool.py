@@ -31,7 +31,7 @@ from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.control import CONTROL_TIMEOUT_S, Control
 from rollout_svc.workers.line import Line, Wait
 from rollout_svc.workers.retry import retry
-from rollout_svc.workers.routing import choose
+from rollout_svc.workers.routing import Router
 from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worker, WorkerState
 
 __all__ = ["WorkerPool"]
@@ -55,6 +55,7 @@ class WorkerPool:
         rng: Random,
         new_id: Callable[[], str],
         request_timeout_s: float,
+        router: Router,
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self.in_flight: dict[Lane, int] = dict.fromkeys(LANES, 0)
@@ -67,6 +68,7 @@ class WorkerPool:
         self._rng = rng
         self._new_id = new_id
         self._request_timeout_s = request_timeout_s
+        self._router = router
         self.line = Line(self._wake_waiting)
         self._listeners: list[Callable[[], None]] = []
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -106,7 +108,7 @@ class WorkerPool:
 
     def state_changed(self, worker: Worker, before: WorkerState, after: WorkerState, reason: str) -> None:
         """Tell the world and the waiting; given to every worker as its listener."""
-        self._bus.emit(WorkerChanged(worker.worker_id, str(before), str(after), reason))
+        self._bus.emit(WorkerChanged(worker.worker_id, str(before), str(after), reason, worker.incarnation))
         self.fleet_changed()
 
     def thawed(self) -> None:
@@ -140,20 +142,21 @@ class WorkerPool:
         # One seed for a whole group would draw the same answer k times: each member gets its own from it.
         seed = None if sampling.seed is None else sampling.seed + sample.index
         prefix = orjson.Fragment(orjson.dumps(input_ids))
+        tokens = len(input_ids) + max_tokens
         del input_ids  # thousands of lists of ids that only wait to be freed would hold up a pause's answers
 
         def request() -> GenerateRequest:
             return GenerateRequest(self._new_id(), prefix, max_tokens, sampling, seed, prompt.engine_extra)
 
         try:
-            return await self._try(sample, lane, request(), frozenset())
+            return await self._try(sample, lane, request(), tokens, frozenset())
         except NoWorker:
             raise
         except WorkerFailure as failure:
-            return await self._retry(sample, lane, request, failure)
+            return await self._retry(sample, lane, request, tokens, failure)
 
     async def _retry(
-        self, sample: Sample, lane: Lane, request: Callable[[], GenerateRequest], first: WorkerFailure
+        self, sample: Sample, lane: Lane, request: Callable[[], GenerateRequest], tokens: int, first: WorkerFailure
     ) -> Completion:
         """Try again elsewhere; the happy path never builds any of this."""
 
@@ -169,7 +172,7 @@ class WorkerPool:
         async def again(last: WorkerFailure) -> Completion:
             self._refuse_poison(sample, last)
             avoid = frozenset(worker_id for worker_id, _ in sample.worker_failures[-1:])
-            return await self._try(sample, lane, request(), avoid)
+            return await self._try(sample, lane, request(), tokens, avoid)
 
         def announce(failure: WorkerFailure, calls: int, sleep_s: float) -> None:
             last = sample.worker_failures[-1][0] if sample.worker_failures else None
@@ -177,12 +180,15 @@ class WorkerPool:
 
         return await retry(first, again, sleep=sleep, rng=self._rng, announce=announce)
 
-    async def _try(self, sample: Sample, lane: Lane, request: GenerateRequest, avoid: frozenset[str]) -> Completion:
+    async def _try(
+        self, sample: Sample, lane: Lane, request: GenerateRequest, tokens: int, avoid: frozenset[str]
+    ) -> Completion:
         loop = asyncio.get_running_loop()
-        worker = await self._claim(sample.sample_id, lane, avoid, loop.time() + self._request_timeout_s)
+        worker = await self._claim(sample, lane, avoid, loop.time() + self._request_timeout_s)
         epoch = self._gate.epoch(lane)
         call = EngineCall(request.request_id, sample.sample_id, lane, epoch, loop.time(), worker.version)
         worker.calls[call.request_id] = call
+        worker.tokens += tokens
         self.in_flight[lane] += 1
         reader = worker.dialect.reader() if worker.stream else None
         try:
@@ -207,6 +213,7 @@ class WorkerPool:
             raise
         finally:
             del worker.calls[call.request_id]
+            worker.tokens -= tokens
             self.in_flight[lane] -= 1
             if worker.state is WorkerState.DRAINING:
                 worker.attention.set()
@@ -310,8 +317,7 @@ class WorkerPool:
         found = completion.spans[-1].version
         if found not in (worker.version, call.version):
             message = f"{worker.worker_id} answered under version {found}; it was let in with {worker.version}"
-            if worker.state is WorkerState.ACTIVE:
-                worker.put_in_quarantine("version", message)
+            worker.restarted(message)
             raise WorkerFailure("odd_version", message)
 
     def _answered(self, worker: Worker, call: EngineCall, completion: Completion) -> None:
@@ -384,20 +390,20 @@ class WorkerPool:
 
     # -- slots -----------------------------------------------------------------------------------------------
 
-    async def _claim(self, sample_id: str, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
+    async def _claim(self, sample: Sample, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
         """Return a worker with a free slot; the caller takes the slot before its next await."""
         loop = asyncio.get_running_loop()
         while True:
             if not self._gate.is_open(lane):
                 raise Interrupted("the gate is closed: nothing is dispatched")
-            worker = choose(self.workers.values(), avoid)
+            worker = self._router.choose(self.workers, sample.group_id, avoid)
             if worker is not None:
                 return worker
             if not self.active:
                 raise NoWorker("no worker is in traffic")
             if loop.time() >= deadline:
                 raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
-            await self.line.wait(sample_id, lane, deadline - self._request_timeout_s, deadline)
+            await self.line.wait(sample.sample_id, lane, deadline - self._request_timeout_s, deadline)
 
     def _wake_waiting(self) -> None:
         """Wake as many as there are free slots; all of them when no worker is left, so that they can say so."""

@@ -174,7 +174,7 @@ class Supervisor:
             worker.put_in_quarantine("version", "its connection broke, and it reports no weight version")
         else:
             label = info.weight_label
-            worker.put_in_quarantine("version", f"it was restarted: it reports {label}, not {worker.version}")
+            worker.restarted(f"it was restarted: it reports {label}, not {worker.version}")
 
     def _declare_dead(self, worker: Worker, reason: str) -> None:
         worker.breaker.trip(asyncio.get_running_loop().time())
@@ -264,6 +264,8 @@ class Supervisor:
         await self._admitting.wait()
         if not undisturbed():
             return
+        if _is_another(worker, info):
+            worker.incarnation += 1
         worker.meet(info)
         await self._freezing.thaw_found(worker)
         # One that died frozen may be the same process, still frozen, with nothing of ours in it any more.
@@ -307,6 +309,16 @@ def _is_lost(worker: Worker, failure: WorkerFailure) -> bool:
     refused = failure.kind == "connection" and not failure.accepted
     worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
     return worker.probe_failures >= _LOST_PINGS
+
+
+def _is_another(worker: Worker, info: EngineInfo) -> bool:
+    """Whether another process is there than was let in, where nobody counted it yet: labels do not go back."""
+    if not worker.labels:
+        known = worker.process is not None and info.process is not None
+        return known and info.process != worker.process and worker.state is not WorkerState.DEAD
+    was_out = worker.state is WorkerState.RECOVERING
+    was_out |= worker.quarantine is not None and worker.quarantine.kind == "residual"
+    return was_out and worker.version is not None and info.weight_label is not None and info.weight_version is None
 
 
 def _end_calls(worker: Worker) -> None:

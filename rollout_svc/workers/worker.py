@@ -2,9 +2,11 @@
 
 Invariants:
 
-- A call is in `calls` from the line that claims its slot to the line that gives it back; nothing else counts.
+- A call is in `calls` from the line that claims its slot to the line that gives it back, and so are its `tokens`;
+  nothing else counts.
 - `accepts` is true only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
 - The state changes in `become` alone, which tells its listener; DRAINING is the last.
+- The incarnation rises when it comes back from DEAD, or is found restarted: what an older one held is gone.
 """
 
 from __future__ import annotations
@@ -183,6 +185,7 @@ class Worker:
         "freeze",
         "freeze_until",
         "held",
+        "incarnation",
         "launched",
         "limit",
         "loading",
@@ -199,6 +202,8 @@ class Worker:
         "stream",
         "switching",
         "thaw_until",
+        "tokens",
+        "turn",
         "unsure",
         "version",
         "worker_id",
@@ -230,6 +235,8 @@ class Worker:
         self.state = WorkerState.STARTING
         self.reason = "not reached yet"
         self.calls: dict[str, EngineCall] = {}
+        self.tokens = 0  # of its calls: what they were given, and what they may still make
+        self.turn = 0  # when it was last chosen, where the policy takes turns
         self.version: int | None = None
         self.process: str | None = None
         self.active_since = 0.0
@@ -237,6 +244,7 @@ class Worker:
         self.single_aborts = asyncio.Semaphore(_SINGLE_ABORTS)
         self.answered = 0
         self.answered_before = 0  # at the last ping
+        self.incarnation = 1
         self.probe_failures = 0
         self.refusals = 0
         self.residual: int | None = None
@@ -267,11 +275,6 @@ class Worker:
     def absent(self) -> bool:
         """Whether it is launched and its process does not run: who answers at its address is somebody else."""
         return self.launched is not None and self.launched.pid is None
-
-    @property
-    def load(self) -> float:
-        """Share of the limit that is in use."""
-        return len(self.calls) / self.limit if self.limit else 1.0
 
     @property
     def frozen(self) -> bool:
@@ -348,6 +351,12 @@ class Worker:
             self.quarantine = Quarantine(kind, asyncio.get_running_loop().time())
         self.become(WorkerState.QUARANTINED, reason)
 
+    def restarted(self, reason: str) -> None:
+        """It is another process than the one that was let in: keep it out until it has the weights."""
+        if self.state is WorkerState.ACTIVE:
+            self.incarnation += 1
+            self.put_in_quarantine("version", reason)
+
     def doubt(self) -> None:
         """A connection broke: it may have been restarted, so nothing is sent before its weights were looked at."""
         self.unsure = True
@@ -361,6 +370,8 @@ class Worker:
         if state is not WorkerState.QUARANTINED:
             self.quarantine = None
         before = self.state
+        if before is WorkerState.DEAD and state is not WorkerState.DEAD:
+            self.incarnation += 1
         self.state = state
         self.reason = reason
         self.attention.set()
@@ -374,8 +385,10 @@ class Worker:
             "url": self.endpoint.url,
             "dialect": self.dialect.name if self.profile is not None or len(self.candidates) == 1 else "auto",
             "state": str(self.state),
+            "incarnation": self.incarnation,
             "reason": self.reason,
             "in_flight": len(self.calls),
+            "tokens_in_flight": self.tokens,
             "limit": self.limit,
             "capabilities": list(self.capabilities),
             "engine_version": None if self.profile is None else self.profile.engine_version,

@@ -36,7 +36,9 @@ ACCOUNTS = {
 }
 BEYOND_SAMPLE = {"reward_parts"}
 BEYOND_STATUS = {"producer"}
-BEYOND_WORKER = {"frozen", "reason", "weight_version", "engine_version", "model"}
+BEYOND_WORKER = {
+    *("tokens_in_flight", "incarnation", "frozen", "reason", "weight_version", "engine_version", "model"),
+}
 """Keys beside the contract's: said here so that no further one slips in."""
 
 

@@ -253,6 +253,8 @@ class Invariants:
             for call in worker.calls.values():
                 in_flight[call.lane] += 1
         require(in_flight == parts.pool.in_flight, "P1", f"calls are {in_flight}, counted {parts.pool.in_flight}")
+        for worker in parts.pool.workers.values():
+            require(bool(worker.tokens) == bool(worker.calls), "routing", f"{worker} has {worker.tokens} tokens")
 
     def _check_kept(self, sample: Sample) -> None:
         """A completed member stays as it is, whatever becomes of its siblings."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, get_args
 
 from rollout_svc.config import (
     AgentConfig,
@@ -16,6 +16,7 @@ from rollout_svc.config import (
     JudgerConfig,
     PauseConfig,
     PromptsConfig,
+    Routing,
     SamplingConfig,
     TaskConfig,
     TrainerConfig,
@@ -56,6 +57,7 @@ def draw_shape(seed: int) -> Shape:
     batch = rng.choice((2, 3, 4))
     config = Config(
         workers=tuple(WorkerConfig(url=url, dialect="sglang") for url in urls),
+        routing=Random(f"{seed}:routing").choice(get_args(Routing)),
         start_timeout_s=600.0,
         request_timeout_s=rng.choice((1.5, 6.0, 12.0)),
         tasks=tuple(_task(name, rng) for name in names),

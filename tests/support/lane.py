@@ -23,14 +23,14 @@ __all__ = ["Evaluation"]
 class Evaluation:
     """Asks in lane `eval`: `ask(3)` starts three, `answers` are the turns that came."""
 
-    def __init__(self, parts: Parts, max_tokens: int = 16) -> None:
+    def __init__(self, parts: Parts, sampling: SamplingConfig | None = None) -> None:
         self.ledger = Ledger()
         self.answers: list[Turn] = []
         self.errors: list[Exception] = []
         self.tasks: list[asyncio.Task[None]] = []
         self._parts = parts
         self._signals = GateSignals(parts.gate)
-        self._sampling = SamplingConfig(max_tokens=max_tokens)
+        self._sampling = sampling or SamplingConfig(max_tokens=16)
 
     def ask(self, count: int = 1) -> None:
         """Start that many."""

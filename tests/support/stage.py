@@ -92,16 +92,16 @@ def _worker(engine: Face | str | Mapping[str, Any]) -> dict[str, Any]:
     return {"url": engine if isinstance(engine, str) else engine.url}
 
 
-def _outside(storage: Storage | None) -> Outside:
-    return Outside() if storage is None else Outside(storage=lambda: storage)
+def _outside(storage: Storage | None, transport: Callable[[], HttpTransport] = HttpTransport) -> Outside:
+    return Outside(transport=transport) if storage is None else Outside(transport=transport, storage=lambda: storage)
 
 
 class Stage:
     """The service and what a test does to it."""
 
-    def __init__(self, config: Config, storage: Storage | None = None) -> None:
+    def __init__(self, config: Config, outside: Outside | None = None) -> None:
         bus = EventBus(on_error=self._broken)
-        self.service = RolloutService(config, bus=bus, rng=Random(1), outside=_outside(storage))
+        self.service = RolloutService(config, bus=bus, rng=Random(1), outside=outside)
         self.bell = Bell()
         self.events: list[Event] = []
         self.may_die = False
@@ -237,6 +237,7 @@ async def stage(
     pushed: int = 0,
     ready: bool = True,
     storage: Storage | None = None,
+    transport: Callable[[], HttpTransport] = HttpTransport,
     **sections: Any,
 ) -> AsyncIterator[Stage]:
     """Run a service over engines.
@@ -246,10 +247,11 @@ async def stage(
         pushed: prompts that are there from the start.
         ready: wait until the gate is open.
         storage: where groups are made durable.
+        transport: makes what carries calls to engines.
         sections: see `make_config`.
     """
     before = _tasks()
-    made = Stage(make_config(*engines, **sections), storage)
+    made = Stage(make_config(*engines, **sections), _outside(storage, transport))
     service = made.service
     parts: tuple[Any, ...] = (made.judge, made.agent, storage)
     for part in parts:
@@ -261,9 +263,9 @@ async def stage(
     await service.start()
     for listens in (made.parts.pool, made.parts.rollouts, made.parts.buffer, made.parts.gate):
         listens.subscribe(made.bell.ring)
-    transport = made.parts.transport
-    assert isinstance(transport, HttpTransport)
-    connectors = [transport._data.connector, transport._control.connector]
+    carrier = made.parts.transport
+    assert isinstance(carrier, HttpTransport)
+    connectors = [carrier._data.connector, carrier._control.connector]
     try:
         if pushed:
             await made.push(pushed)
@@ -293,6 +295,7 @@ def _assert_nothing_left(
         assert not connector._acquired
     assert not any(parts.gate.is_open(lane) for lane in LANES)
     assert not any(parts.pool.in_flight.values())
+    assert not any(worker.tokens for worker in parts.pool.workers.values())
     assert getattr(parts.processes, "_pool", None) is None
     assert not parts.judging.calls
 

@@ -1,0 +1,1 @@
+"""The promises of stopping, run against every engine there is, faked or real."""

@@ -1,0 +1,93 @@
+"""A service in front of one site, and what holds of every pause it makes there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import orjson
+
+from rollout_svc.events import SampleFailed
+from rollout_svc.pause.report import PauseReport
+from tests.conformance.site import SLOTS, Site
+from tests.support.recorded import RecordedTransport
+from tests.support.stage import Stage, stage
+
+__all__ = ["LOAD", "Scene", "scene"]
+
+LOAD: Final = 2 * SLOTS
+"""Requests under way in a full site: half of them run, half are in its queue."""
+_QUARANTINE_S: Final = 0.3
+
+
+class Scene:
+    """A service in front of one site."""
+
+    def __init__(self, site: Site, made: Stage, transport: RecordedTransport) -> None:
+        self.site = site
+        self.made = made
+        self.transport = transport
+        self._registering = len(transport.sent)  # a dialect may look for an abort's route by calling it
+
+    @property
+    def aborts(self) -> int:
+        """Calls to abort that were sent so far."""
+        dialect = self.site.dialect
+        paths = {call.path for call in (*dialect.abort(None), *dialect.abort(["0" * 32]))}
+        return sum(call.path in paths for call in self.transport.sent[self._registering :])
+
+    async def full(self, prompts: int = LOAD) -> None:
+        """Have the site hold that many requests."""
+        await self.made.push(prompts)
+        await self.site.wait_inside(prompts)
+
+    async def stopped(self, report: PauseReport) -> None:
+        """Check what a pause in mode `abort` that was obeyed has to say, and that it is true."""  # P8 P9
+        tally = report.workers["w0"]
+        assert report.clean
+        assert not report.abandoned
+        assert tally.in_flight == tally.answered + tally.cancelled
+        assert tally.residual == (0 if "count" in self.site.capabilities else None)
+        assert await self.site.own_count() == 0
+        assert self.made.samples("in_flight") == 0
+
+    def kept(self) -> dict[str, list[int]]:
+        """What the service holds of every unfinished answer, by prompt."""
+        samples = {group.prompt.prompt_id: group.samples[0] for group in self.made.live_groups()}
+        return {
+            prompt_id: sample.response_ids if sample.packed is None else orjson.loads(sample.packed)["response_ids"]
+            for prompt_id, sample in samples.items()
+        }
+
+    async def whole(self, prompts: int = LOAD, step: int = 0) -> dict[str, dict[str, Any]]:
+        """Let everything end, and take it: by prompt, checked to be whole, with nothing lost and nothing too much."""
+        self.site.finish()
+        batch = await self.made.take(step, prompts)
+        records = {group["prompt"]["id"]: group["samples"][0] for group in batch["groups"]}
+        assert len(records) == prompts
+        for record in records.values():
+            assert len(record["response_ids"]) == self.site.sampling["max_tokens"]  # P6
+            assert len(record["logprobs"]) == len(record["response_ids"])
+            assert (record["status"], record["finish_reason"]) == ("COMPLETED", "length")
+        assert not self.made.of(SampleFailed)
+        return records
+
+
+@asynccontextmanager
+async def scene(site: Site, *others: Mapping[str, Any], **sections: Any) -> AsyncIterator[Scene]:
+    """Run a service in front of a site, and other engines, that it keeps full as far as there are prompts."""
+    transport = RecordedTransport()
+    worker = {"url": site.url, "dialect": site.dialect.name, "max_batch": LOAD}
+    settings: dict[str, Any] = {
+        "trainer": {"train_batch_size": LOAD},
+        "pause": {"quarantine_s": _QUARANTINE_S},
+        "sampling": dict(site.sampling),
+    }
+    async with stage(worker, *others, transport=lambda: transport, **(settings | sections)) as made:
+        transport.on_sent = made.bell.ring
+        assert set(made.worker().capabilities) - {"experts"} == site.capabilities
+        try:
+            yield Scene(site, made, transport)
+        finally:
+            site.heal()
