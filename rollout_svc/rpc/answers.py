@@ -100,6 +100,16 @@ class LaneRecord(Record):
     parked: Natural
 
 
+class ProcessRecord(Record):
+    """The process of an engine that the service launched."""
+
+    pid: Natural | None
+    """Null: none runs now."""
+    starts: Natural
+    log: str
+    """Where everything it says is kept."""
+
+
 class WorkerRecord(Record):
     """One engine, as the service sees it."""
 
@@ -107,8 +117,12 @@ class WorkerRecord(Record):
     url: str
     dialect: Dialect
     state: WorkerState
+    incarnation: Natural
+    """Its lives, from 1: another after each death, and when it is found restarted."""
     reason: str
     in_flight: Natural
+    tokens_in_flight: Natural
+    """Prompt tokens of what is in flight, and those it may still make."""
     limit: Natural
     capabilities: list[str]
     engine_version: str | None
@@ -118,6 +132,8 @@ class WorkerRecord(Record):
     weight_version: int | None
     """What it reports; null: nothing, or it was not asked yet."""
     frozen: bool
+    process: ProcessRecord | None
+    """Null: somebody else started it."""
 
 
 class LeaseRecord(Record):
@@ -142,6 +158,8 @@ class ProducerRecord(Record):
     waiting_for: str
     """Empty while it starts work."""
     exhausted: bool
+    no_worker_s: float | None
+    """Seconds for which no worker has been in traffic; null: one is, or none is missed."""
 
 
 class Status(Record):

@@ -380,7 +380,7 @@ class Worker:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record of `status.workers`."""
-        record = {
+        return {
             "id": self.worker_id,
             "url": self.endpoint.url,
             "dialect": self.dialect.name if self.profile is not None or len(self.candidates) == 1 else "auto",
@@ -395,7 +395,5 @@ class Worker:
             "model": None if self.profile is None else self.profile.model,
             "weight_version": self.version,
             "frozen": self.freeze is not None,
+            "process": None if self.launched is None else self.launched.as_json(),
         }
-        if self.launched is not None:
-            record["process"] = self.launched.as_json()
-        return record

@@ -38,6 +38,7 @@ BEYOND_SAMPLE = {"reward_parts"}
 BEYOND_STATUS = {"producer"}
 BEYOND_WORKER = {
     *("tokens_in_flight", "incarnation", "frozen", "reason", "weight_version", "engine_version", "model"),
+    "process",
 }
 """Keys beside the contract's: said here so that no further one slips in."""
 
