@@ -22,6 +22,7 @@ from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
+from rollout_svc.workers.merging import INCOMPLETE
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -41,6 +42,8 @@ _CANARY_S: Final = 10.0  # seconds a quarantined engine has to make one token
 _CANARY_SAMPLING: Final = SamplingConfig(max_tokens=1)
 REFUSING: Final = frozenset({"unauthorized", "forbidden", "not_found", "unfit", "wrong_dialect"})
 """Kinds of failure of an engine that answers, and says no: waiting does not help."""
+
+_PARTLY: Final = frozenset({INCOMPLETE, "unfit"})  # of several engines behind a worker, not all are there or ours
 
 
 class Supervisor:
@@ -145,7 +148,11 @@ class Supervisor:
                 await self._check_health(worker)
         except WorkerFailure as failure:
             if _is_lost(worker, failure) and worker.state is WorkerState.ACTIVE:
-                self._declare_dead(worker, str(failure))
+                if failure.kind in _PARTLY:
+                    worker.breaker.trip(asyncio.get_running_loop().time())
+                    worker.become(WorkerState.RECOVERING, str(failure))  # what the other engines run goes on
+                else:
+                    self._declare_dead(worker, str(failure))
         else:
             worker.probe_failures = 0
             await self._freezing.thaw_late(worker)
@@ -173,7 +180,7 @@ class Supervisor:
             worker.version = None  # it may be another process by now, and cannot say what it has
             worker.put_in_quarantine("version", "its connection broke, and it reports no weight version")
         else:
-            label = info.weight_label
+            label = info.weight_label if not info.differing else info
             worker.restarted(f"it was restarted: it reports {label}, not {worker.version}")
 
     def _declare_dead(self, worker: Worker, reason: str) -> None:
@@ -291,22 +298,23 @@ class Supervisor:
         return self._admitting.is_set() and worker.freeze is None and await self._canary(worker)
 
     async def _canary(self, worker: Worker) -> bool:
-        """Generate one token and abort it: does the engine work at all?"""
-        request = GenerateRequest(self._new_id(), [0], 1, _CANARY_SAMPLING)
+        """Generate one token at each engine itself and abort it: do they work at all?"""
+        requests = [GenerateRequest(self._new_id(), [0], 1, _CANARY_SAMPLING) for _ in worker.engines]
         try:
             async with asyncio.timeout(_CANARY_S):
-                reply = await self._transport.data(worker.endpoint, worker.dialect.generate(request))
-            worker.dialect.parse_generate(reply)
+                for engine, request in zip(worker.engines, requests, strict=True):
+                    reply = await self._transport.data(engine, worker.dialect.generate(request))
+                    worker.dialect.parse_generate(reply)
         except (WorkerFailure, SampleFailure, TimeoutError):
             return False
         finally:
-            await self._pool.abort(worker, [request.request_id])
+            await self._pool.abort(worker, [request.request_id for request in requests])
         return True
 
 
 def _is_lost(worker: Worker, failure: WorkerFailure) -> bool:
-    """Count a probe that failed; whether nobody is there: at once where the connection is refused."""
-    refused = failure.kind == "connection" and not failure.accepted
+    """Count a probe that failed; whether it will not do: at once where a connection is refused."""
+    refused = failure.kind in ("connection", *_PARTLY) and not failure.accepted
     worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
     return worker.probe_failures >= _LOST_PINGS
 

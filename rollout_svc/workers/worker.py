@@ -214,6 +214,7 @@ class Worker:
         *,
         worker_id: str,
         endpoint: Endpoint,
+        engines: tuple[Endpoint, ...] = (),
         candidates: tuple[Dialect, ...],
         max_batch: int | None,
         exclusive: bool,
@@ -223,7 +224,7 @@ class Worker:
     ) -> None:
         self.worker_id = worker_id
         self.endpoint = endpoint
-        self.engines: tuple[Endpoint, ...] = (endpoint,)
+        self.engines = engines or (endpoint,)
         self.candidates = candidates
         self.dialect = candidates[0]
         self.profile: EngineProfile | None = None
@@ -290,6 +291,11 @@ class Worker:
     def keeps_cache(self) -> bool:
         """Whether requests are frozen there whose KV cache was asked to stay."""
         return self.frozen and bool(self.calls) and self.freeze is not None and self.freeze.cache == "keep"
+
+    @property
+    def front(self) -> Endpoint | None:
+        """What stands in front of its engines and is sent the generations; None where nothing does."""
+        return None if self.endpoint in self.engines else self.endpoint
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -380,7 +386,7 @@ class Worker:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record of `status.workers`."""
-        record = {
+        record: dict[str, Any] = {
             "id": self.worker_id,
             "url": self.endpoint.url,
             "dialect": self.dialect.name if self.profile is not None or len(self.candidates) == 1 else "auto",
@@ -396,6 +402,8 @@ class Worker:
             "weight_version": self.version,
             "frozen": self.freeze is not None,
         }
+        if self.front is not None:
+            record["engines"] = [engine.url for engine in self.engines]
         if self.launched is not None:
             record["process"] = self.launched.as_json()
         return record
