@@ -75,7 +75,7 @@ test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.
 	@touch $@
 
 test-router: $(VENV)/.installed .venv-router/.installed ## Test behind a real sglang-router, with real engines (about 2 minutes).
-	$(BIN)/python -m pytest tests/router $(ARGS)
+	$(BIN)/python -m pytest -s tests/router $(ARGS)
 
 clean: ## Remove everything that was made.
 	rm -rf $(VENV) .venv-wheel .venv-router .wheel-tests dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
