@@ -125,12 +125,24 @@ def prepare(config: Config) -> Prepared:
     for index, worker in enumerate(config.workers):
         if worker.launch is not None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
+    problems += _lost_on_the_way(config)
     if problems:
         raise ConfigError(problems)
     batches = (batch_of(w.max_batch, len(w.behind), config.trainer) for w in config.workers)
     plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)))
     raise_open_file_limit(plan)
     return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan)
+
+
+def _lost_on_the_way(config: Config) -> list[Problem]:
+    """Sampling settings that a router would drop without a word: known before anybody is asked."""
+    return [
+        Problem(f"tasks.{number}.sampling.{said.partition(':')[0]}", f"{worker.url}:{said.partition(':')[2]}")
+        for worker in config.workers
+        if worker.behind
+        for number, task in enumerate(config.tasks)
+        if (said := RoutedSGLang().refuses(task.sampling)) is not None
+    ]
 
 
 class StateListener(Protocol):

@@ -28,7 +28,14 @@ LISTING: Final = Call("GET", "/workers")
 PASSED: Final = frozenset(
     {
         *("audio_data", "background", "bootstrap_host", "bootstrap_pair_key", "bootstrap_port", "bootstrap_room"),
-        *("conversation_id", "custom_logit_processor", "data_parallel_rank", "extra_key", "image_data"),
+        *(
+            "conversation_id",
+            "custom_labels",
+            "custom_logit_processor",
+            "data_parallel_rank",
+            "extra_key",
+            "image_data",
+        ),
         *("input_embeds", "input_ids", "log_metrics", "logprob_start_len", "lora_id", "lora_path", "modalities"),
         *("model", "no_logs", "priority", "return_bytes", "return_entropy", "return_hidden_states", "return_logprob"),
         *("return_text_in_logprobs", "rid", "sampling_params", "session_params", "stream", "text"),
@@ -53,10 +60,11 @@ class RoutedSGLang(SGLangDialect):
     """SGLang's dialect, where generation passes a router: the same words, fewer of them."""
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Call:
-        """Build `POST /generate`; raises SampleFailure where a key of the prompt's own would not arrive."""
+        """Build `POST /generate`; raises SampleFailure where something that was asked for would not arrive."""
         dropped = sorted(request.extra.keys() - PASSED)
-        if dropped:
-            raise SampleFailure("dropped_by_router", f"engine_extra: the router drops {', '.join(dropped)}")
+        said = f"engine_extra: the router drops {', '.join(dropped)}" if dropped else self.refuses(request.sampling)
+        if said is not None:
+            raise SampleFailure("dropped_by_router", said)
         return super().generate(request, stream=stream)
 
     def parse_generate(self, reply: Reply) -> Completion:

@@ -43,6 +43,9 @@ _CANARY_SAMPLING: Final = SamplingConfig(max_tokens=1)
 REFUSING: Final = frozenset({"unauthorized", "forbidden", "not_found", "unfit", "wrong_dialect"})
 """Kinds of failure of an engine that answers, and says no: waiting does not help."""
 
+_PATIENCE: Final = (
+    5  # looks in vain since its last answer before a worker that lacks an engine loses its requests: 12 s
+)
 _PARTLY: Final = frozenset({INCOMPLETE, "unfit"})  # of several engines behind a worker, not all are there or ours
 
 
@@ -149,8 +152,7 @@ class Supervisor:
         except WorkerFailure as failure:
             if _is_lost(worker, failure) and worker.state is WorkerState.ACTIVE:
                 if failure.kind in _PARTLY:
-                    worker.breaker.trip(asyncio.get_running_loop().time())
-                    worker.become(WorkerState.RECOVERING, str(failure))  # what the other engines run goes on
+                    self._set_aside(worker, failure)
                 else:
                     self._declare_dead(worker, str(failure))
         else:
@@ -183,6 +185,18 @@ class Supervisor:
             label = info.weight_label if not info.differing else info
             worker.restarted(f"it was restarted: it reports {label}, not {worker.version}")
 
+    @staticmethod
+    def _set_aside(worker: Worker, failure: WorkerFailure) -> None:
+        """Not all engines behind a worker are there: it is out, and what the others run goes on.
+
+        Where one is silent its requests have to go elsewhere, and nobody knows which they are. One that refuses
+        connections has broken them, or else they end after a few more looks.
+        """
+        worker.breaker.trip(asyncio.get_running_loop().time())
+        worker.become(WorkerState.RECOVERING, str(failure))
+        if failure.accepted:
+            _end_calls(worker)
+
     def _declare_dead(self, worker: Worker, reason: str) -> None:
         worker.breaker.trip(asyncio.get_running_loop().time())
         if not worker.labels and worker.process is None:
@@ -203,6 +217,8 @@ class Supervisor:
             if not worker.absent:
                 worker.reason = str(failure)
             worker.breaker.trip(asyncio.get_running_loop().time())
+            if failure.kind in _PARTLY and worker.breaker.opened > _PATIENCE and not worker.standing:
+                _end_calls(worker)
             return
         if not (health.alive and health.ready) and not await self._works(worker):
             worker.reason = f"it is not ready: {health.reason}"

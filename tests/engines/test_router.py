@@ -43,6 +43,12 @@ def test_what_would_not_arrive_is_named() -> None:
         )
 
 
+def test_a_dropped_sampling_setting_is_never_sent() -> None:
+    """Also where nobody asked before, as for a router that was added while the service runs."""
+    with pytest.raises(SampleFailure, match="the router drops logit_bias"):
+        DIALECT.generate(GenerateRequest(RID, [1], 5, SamplingConfig(extra={"logit_bias": {}})))
+
+
 def test_an_engine_that_is_gone_is_a_lost_connection() -> None:
     """The router's words for it mean what a broken connection of ours means; its other failures do not."""
     gone = orjson.dumps({"error": {"code": "call_upstream_request_error", "message": "error sending request"}})

@@ -12,27 +12,23 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rollout_svc.engines.router import PASSED, PASSED_SAMPLING
 from tests.router.processes import Router, router_process
 from tests.router.recorder import Recorder
+from tests.support.fake_router import FakeRouter
 
 WAIT_S = 10.0
 POLL_S = 0.005
 RID = "0123456789abcdef0123456789abcdef"
 SAMPLING = {"max_new_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "stop": ["a"], "sampling_seed": 3}
 WHAT_WE_SEND = {"rid": RID, "input_ids": [1, 2, 3], "sampling_params": SAMPLING, "return_logprob": True}
-KEPT = {
-    *("input_ids", "rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "lora_path"),
-    *("extra_key", "priority", "data_parallel_rank", "custom_logit_processor", "image_data", "video_data", "stream"),
-}
 DROPPED = {
     *("return_routed_experts", "routed_experts_start_len", "return_prompt_token_ids", "session_id", "cache_salt"),
-    *("routing_key", "routed_dp_rank", "unheard_of"),
+    *("routing_key", "routed_dp_rank", "return_sampling_mask", "unheard_of"),
 }
-DROPPED_SAMPLING = {"custom_params", "stop_regex", "logit_bias", "spaces_between_special_tokens", "stream_interval"}
-KEPT_SAMPLING = {
-    *("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
-    *("skip_special_tokens", "no_stop_trim", "min_new_tokens", "sampling_seed", "n", "repetition_penalty"),
-    *("frequency_penalty", "presence_penalty", "regex", "json_schema"),
+DROPPED_SAMPLING = {
+    *("custom_params", "stop_regex", "logit_bias", "spaces_between_special_tokens", "stream_interval"),
+    *("structural_tag", "watermark", "beam_width"),
 }
 VALUES: dict[str, Any] = {
     "rid": RID,
@@ -40,6 +36,9 @@ VALUES: dict[str, Any] = {
     "token_ids_logprob": [1],
     "image_data": ["http://x"],
     "video_data": ["http://x"],
+    "modalities": ["text"],
+    "session_params": {"a": 1},
+    "custom_labels": {"a": "b"},
     "stop": ["a"],
     "stop_token_ids": [3],
     "custom_params": {"a": 1},
@@ -50,19 +49,22 @@ VALUES: dict[str, Any] = {
 NUMBERS = {"top_p", "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
 INTEGERS = {
     *("logprob_start_len", "top_logprobs_num", "priority", "data_parallel_rank", "routed_dp_rank", "top_k", "n"),
+    *("bootstrap_port", "bootstrap_room"),
     *("max_new_tokens", "min_new_tokens", "sampling_seed", "stream_interval", "routed_experts_start_len"),
 }
 FLAGS = {
     *("return_logprob", "return_routed_experts", "return_prompt_token_ids", "ignore_eos", "skip_special_tokens"),
-    *("no_stop_trim", "spaces_between_special_tokens"),
+    *("no_stop_trim", "spaces_between_special_tokens", "return_sampling_mask", "background", "log_metrics", "no_logs"),
+    *("return_bytes", "return_entropy", "return_hidden_states", "return_text_in_logprobs"),
 }
+BOTH = pytest.mark.parametrize("real", [True, False], ids=["real", "fake"])
 PAST_THE_ROUTER = ("/abort_request", "/pause_generation", "/continue_generation", "/update_weights_from_disk")
 
 
 class Front:
     """A router with two recording engines behind it."""
 
-    def __init__(self, router: Router, engines: list[Recorder], session: aiohttp.ClientSession) -> None:
+    def __init__(self, router: Router | FakeRouter, engines: list[Recorder], session: aiohttp.ClientSession) -> None:
         self.router = router
         self.engines = engines
         self.session = session
@@ -71,6 +73,7 @@ class Front:
         """Generate through the router; returns status, body and headers."""
         sent = WHAT_WE_SEND | body
         async with self.session.post(f"{self.router.url}/generate", json=sent, headers=headers) as response:
+            assert response.content_type == "application/json", await response.text()
             return response.status, await response.json(), response.headers
 
     async def by(self, headers: dict[str, str] | None = None) -> str:
@@ -78,6 +81,12 @@ class Front:
         status, body, _ = await self.generate(headers)
         assert status == 200
         return str(body["by"])
+
+    async def listed(self) -> list[dict[str, Any]]:
+        """Whom it says it sends to."""
+        async with self.session.get(f"{self.router.url}/workers") as response:
+            listed: list[dict[str, Any]] = (await response.json())["workers"]
+            return listed
 
     @property
     def arrived(self) -> int:
@@ -97,13 +106,17 @@ def _quiet() -> None:
 
 
 @asynccontextmanager
-async def front(log: Path, *flags: str, policy: str = "round_robin") -> AsyncIterator[Front]:
-    """A router with retries off, unless the flags say otherwise."""
+async def front(log: Path, *flags: str, policy: str = "round_robin", real: bool = True) -> AsyncIterator[Front]:
+    """A router with retries off, unless the flags say otherwise; or the fake, which has to do the same."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(Recorder()) for _ in range(2)]
         urls = [engine.url for engine in engines]
         flags = flags or ("--disable-retries",)
-        router = await stack.enter_async_context(router_process(urls, log, "--policy", policy, *flags))
+        router: Router | FakeRouter = (
+            await stack.enter_async_context(router_process(urls, log, "--policy", policy, *flags))
+            if real
+            else await stack.enter_async_context(FakeRouter(urls))
+        )
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         yield Front(router, engines, session)
 
@@ -126,22 +139,25 @@ def listening() -> str:
     return Path("/proc/net/tcp").read_text()
 
 
-async def test_what_arrives_of_a_request(tmp_path: Path) -> None:
+@BOTH
+async def test_what_arrives_of_a_request(tmp_path: Path, real: bool) -> None:
     """A request is written anew: what we send arrives as it is, and what asks for routed experts does not."""
-    sampling = {name: value_of(name) for name in KEPT_SAMPLING | DROPPED_SAMPLING}
-    body = {name: value_of(name) for name in KEPT | DROPPED} | {"sampling_params": sampling}
-    async with front(tmp_path / "router.log") as at:
+    sampling = {name: value_of(name) for name in PASSED_SAMPLING | DROPPED_SAMPLING}
+    named = PASSED - {"sampling_params", "text", "input_embeds"}  # the prompt is given once
+    body = {name: value_of(name) for name in named | DROPPED} | {"sampling_params": sampling}
+    async with front(tmp_path / "router.log", real=real) as at:
         assert (await at.generate(**body))[0] == 200
         arrived = next(engine.received[0].body for engine in at.engines if engine.received)
-        assert {name: arrived[name] for name in KEPT} == {name: body[name] for name in KEPT}
+        assert {name: arrived[name] for name in named} == {name: body[name] for name in named}
         assert not DROPPED & set(arrived)
-        assert set(arrived["sampling_params"]) == KEPT_SAMPLING
-        assert arrived["sampling_params"] == {name: sampling[name] for name in KEPT_SAMPLING}
+        assert set(arrived["sampling_params"]) == PASSED_SAMPLING
+        assert arrived["sampling_params"] == {name: sampling[name] for name in PASSED_SAMPLING}
 
 
-async def test_keys_and_statuses_pass_through(tmp_path: Path) -> None:
+@BOTH
+async def test_keys_and_statuses_pass_through(tmp_path: Path, real: bool) -> None:
     """An engine's refusal arrives as it was, with its `Retry-After`; the key is passed on; nothing is repeated."""
-    async with front(tmp_path / "router.log") as at:
+    async with front(tmp_path / "router.log", real=real) as at:
         for status in (400, 401, 404, 429, 500, 503):
             before = at.arrived
             for engine in at.engines:
@@ -162,9 +178,10 @@ async def test_with_its_retries_on_it_repeats_under_the_same_id(tmp_path: Path) 
         assert {received.body["rid"] for engine in at.engines for received in engine.received} == {RID}
 
 
-async def test_a_client_that_leaves_is_felt_at_the_engine(tmp_path: Path) -> None:
+@BOTH
+async def test_a_client_that_leaves_is_felt_at_the_engine(tmp_path: Path, real: bool) -> None:
     """Closing a call's connection ends it at its engine as well."""
-    async with front(tmp_path / "router.log") as at:
+    async with front(tmp_path / "router.log", real=real) as at:
         for engine in at.engines:
             engine.hold.clear()
         calls = [asyncio.create_task(at.generate(rid=f"{n:032x}"), name=f"call:{n}") for n in range(8)]
@@ -186,9 +203,10 @@ async def test_no_request_can_be_sent_to_an_engine_of_our_choice(tmp_path: Path)
             assert len({await at.by({"X-SMG-Routing-Key": key}) for _ in range(4)}) == 1
 
 
-async def test_an_engine_that_is_gone(tmp_path: Path) -> None:
+@BOTH
+async def test_an_engine_that_is_gone(tmp_path: Path, real: bool) -> None:
     """It is named in a 500 at once; after ten failures it is left out, and still listed as healthy."""
-    async with front(tmp_path / "router.log") as at:
+    async with front(tmp_path / "router.log", real=real) as at:
         gone = at.engines[0]
         await gone.stop()
         answers = [await at.generate() for _ in range(40)]
@@ -197,12 +215,13 @@ async def test_an_engine_that_is_gone(tmp_path: Path) -> None:
         assert {error["code"] for error in failed} == {"call_upstream_request_error"}
         assert all(gone.url in error["message"] for error in failed)
         assert all(status == 200 for status, _, _ in answers[20:])
-        assert all(engine["is_healthy"] for engine in await at.router.engines(at.session))
+        assert all(engine["is_healthy"] for engine in await at.listed())
 
 
-async def test_with_every_engine_gone_it_says_503(tmp_path: Path) -> None:
+@BOTH
+async def test_with_every_engine_gone_it_says_503(tmp_path: Path, real: bool) -> None:
     """The router is there, and has nobody to send to."""
-    async with front(tmp_path / "router.log") as at:
+    async with front(tmp_path / "router.log", real=real) as at:
         for engine in at.engines:
             await engine.stop()
         answers = [await at.generate() for _ in range(24)]
@@ -212,17 +231,24 @@ async def test_with_every_engine_gone_it_says_503(tmp_path: Path) -> None:
             assert response.status == 200
 
 
-async def test_control_does_not_pass(tmp_path: Path) -> None:
-    """Aborts, pauses and weights are 404 there; it lists whom it sends to; its metrics are on loopback alone."""
-    async with front(tmp_path / "router.log") as at:
+@BOTH
+async def test_control_does_not_pass(tmp_path: Path, real: bool) -> None:
+    """Aborts, pauses and weights are 404 there; it lists whom it sends to."""
+    async with front(tmp_path / "router.log", real=real) as at:
         for path in PAST_THE_ROUTER:
             async with at.session.post(f"{at.router.url}{path}", json={}) as response:
                 assert (path, response.status) == (path, 404)
         for path in ("/ping", "/v1/loads", "/server_info"):
             async with at.session.get(f"{at.router.url}{path}") as response:
                 assert (path, response.status) == (path, 404)
-        listed = await at.router.engines(at.session)
+        listed = await at.listed()
         assert {engine["url"] for engine in listed} == {engine.url for engine in at.engines}
+
+
+async def test_what_it_asks_of_engines_and_where_it_listens(tmp_path: Path) -> None:
+    """It looks at an engine before it sends there; its metrics are on loopback alone, where they are told to be."""
+    async with front(tmp_path / "router.log") as at:
         asked = {path for engine in at.engines for path in engine.others}
         assert asked == {"GET /health", "GET /model_info", "GET /server_info"}
+        assert isinstance(at.router, Router)
         assert f"0100007F:{at.router.metrics_port:04X}" in listening()

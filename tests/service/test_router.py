@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from rollout_svc.assembly import prepare
 from rollout_svc.config import WorkerConfig
 from rollout_svc.errors import ConfigError, Conflict, NotNow
+from rollout_svc.workers import breaker
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_router import FakeRouter
-from tests.support.fake_sglang import FakeSGLang, Reply
+from tests.support.fake_sglang import FakeSGLang, Reply, Reset, Status
 from tests.support.stage import Stage, lines, make_config, stage
 
 
@@ -176,6 +178,56 @@ async def test_an_answer_under_other_weights_is_refused() -> None:
         assert versions == [[{"version": 0, "start": 0, "end": 3}]] * 2
 
 
+async def test_requests_that_hang_at_an_engine_that_is_gone_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P19: its connections were not broken: after a few looks in vain they are, and nobody waits a full timeout."""
+    monkeypatch.setattr(breaker, "BASE_S", 0.01)
+    async with routed() as at:
+        gone, left = at.engines
+        await at.made.push(2)
+        await at.made.until(lambda: gone.running == left.running == 1, "both run")
+        gone.script("/ping", Reset(), times=None)
+        gone.script("/model_info", Reset(), times=None)
+        await gone.refuse()
+        await at.until_state("RECOVERING", gone.url)
+        await at.made.until(lambda: not at.worker["in_flight"], "ended")
+        assert at.made.groups("failed") == 0
+        gone.heal()
+        at.answer_all()
+        await gone.listen()
+        await at.made.take(groups=2)
+
+
+async def test_no_weights_move_while_an_engine_is_gone() -> None:
+    """P24: the update says why it reached nobody, and the engine that is there keeps what it has."""
+    async with routed() as at:
+        await at.engines[0].kill()
+        await at.until_state("RECOVERING", at.engines[0].url)
+        await at.made.pause(2.0)
+        with pytest.raises(NotNow) as raised:
+            await at.made.service.update_weights(1, {"kind": "disk", "path": "/weights"})
+        assert at.engines[0].url in str(raised.value.detail)
+        assert at.engines[1].weight_version == "0"
+
+
+async def test_a_freeze_is_confirmed_by_all_or_by_none() -> None:
+    """An engine that does not freeze has the whole worker climb the abort ladder; nobody is left frozen."""
+    async with routed() as at:
+        await at.made.push(4)
+        for engine in at.engines:
+            await engine.wait_running(2)
+        report = await at.made.pause(2.0, mode="keep")
+        assert report.clean
+        assert at.worker["frozen"]
+        assert [engine.frozen for engine in at.engines] == [2, 2]
+        await at.made.resume()
+        await at.made.until(lambda: not at.worker["frozen"], "goes on")
+        at.engines[1].script("/pause_generation", Status(500), times=None)
+        report = await at.made.pause(2.0, mode="keep")
+        assert report.clean
+        assert report.as_json()["workers"]["w0"]["residual"] == 0
+        assert not any(engine.frozen or engine.running for engine in at.engines)
+
+
 async def test_the_router_dies_and_comes_back() -> None:
     """Its requests end and are made again; its engines, which are idle then, are not blamed."""
     async with routed() as at:
@@ -249,6 +301,16 @@ def test_bad_engines_are_refused_with_their_path(workers: list[dict[str, Any]], 
     [problem] = raised.value.problems
     assert problem.path == path
     assert words in problem.message
+
+
+def test_sampling_that_a_router_would_drop_is_refused_at_start() -> None:
+    """P35: the setting, and the router that would forget it."""
+    config = make_config({"url": "http://r", "engines": ["http://a"]}, sampling={"extra": {"logit_bias": {"1": 2.0}}})
+    with pytest.raises(ConfigError) as raised:
+        prepare(config)
+    [problem] = raised.value.problems
+    assert (problem.path, problem.message) == ("tasks.0.sampling.extra", "http://r: the router drops logit_bias")
+    prepare(make_config("http://a", sampling={"extra": {"logit_bias": {"1": 2.0}}}))
 
 
 def test_a_router_is_for_sglang() -> None:

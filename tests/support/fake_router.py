@@ -71,6 +71,7 @@ class FakeRouter:
         """Listen, at the port of before where there was one."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/workers", self._workers)
+        app.router.add_get("/liveness", self._alive)
         app.router.add_post("/generate", self._generate)
         app.router.add_route("*", "/{path:.*}", self._not_found)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0)
@@ -87,6 +88,9 @@ class FakeRouter:
     async def _workers(self, request: web.Request) -> web.Response:
         self.hits[request.path] += 1
         return _json({"workers": [{"url": url, "is_healthy": True} for url in self.urls], "total": len(self.urls)})
+
+    async def _alive(self, request: web.Request) -> web.Response:
+        return web.Response(text="OK")
 
     async def _not_found(self, request: web.Request) -> web.Response:
         self.refused[request.path] += 1
@@ -106,7 +110,11 @@ class FakeRouter:
         assert self._session is not None
         try:
             async with self._session.post(f"{url}/generate", json=body, headers=headers) as answer:
-                return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
+                passed = {k: v for k, v in answer.headers.items() if k == "Retry-After"}
+                body_back = await answer.read()
+                return web.Response(
+                    body=body_back, status=answer.status, content_type="application/json", headers=passed
+                )
         except aiohttp.ClientError as error:
             self.failures[url] += 1
             return _error(
