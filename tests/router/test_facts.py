@@ -168,12 +168,13 @@ async def test_keys_and_statuses_pass_through(tmp_path: Path, real: bool) -> Non
         assert {r.headers["Authorization"] for engine in at.engines for r in engine.received} == {"Bearer secret"}
 
 
-async def test_with_its_retries_on_it_repeats_under_the_same_id(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_with_its_retries_on_it_repeats_under_the_same_id(tmp_path: Path, status: int) -> None:
     """Why they have to be off: one request of ours would run up to five times, on either engine, under one id."""
     async with front(tmp_path / "router.log", "--retry-max-retries", "5") as at:
         for engine in at.engines:
-            engine.status = 500
-        assert (await at.generate())[0] == 500
+            engine.status = status
+        assert (await at.generate())[0] == status
         assert at.arrived == 5
         assert {received.body["rid"] for engine in at.engines for received in engine.received} == {RID}
 
@@ -227,8 +228,9 @@ async def test_with_every_engine_gone_it_says_503(tmp_path: Path, real: bool) ->
         answers = [await at.generate() for _ in range(24)]
         assert [status for status, _, _ in answers] == [500] * 20 + [503] * 4
         assert answers[-1][1]["error"]["code"] == "no_available_workers"
-        async with at.session.get(f"{at.router.url}/liveness") as response:
-            assert response.status == 200
+        for path in ("/liveness", "/readiness", "/health") if real else ("/liveness",):
+            async with at.session.get(f"{at.router.url}{path}") as response:
+                assert (path, response.status) == (path, 200)
 
 
 @BOTH
@@ -243,6 +245,14 @@ async def test_control_does_not_pass(tmp_path: Path, real: bool) -> None:
                 assert (path, response.status) == (path, 404)
         listed = await at.listed()
         assert {engine["url"] for engine in listed} == {engine.url for engine in at.engines}
+
+
+async def test_one_id_is_one_text(tmp_path: Path) -> None:
+    """A list of ids, as SGLang takes for a batch, is not understood."""
+    async with front(tmp_path / "router.log") as at:
+        batch = WHAT_WE_SEND | {"input_ids": [[1], [2]], "rid": ["a", "b"]}
+        async with at.session.post(f"{at.router.url}/generate", json=batch) as response:
+            assert response.status == 422
 
 
 async def test_what_it_asks_of_engines_and_where_it_listens(tmp_path: Path) -> None:
