@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Final
 
 from rollout_svc.engines import EngineInfo, EngineProfile
@@ -79,18 +80,19 @@ def merged_profile(profiles: Mapping[str, EngineProfile]) -> EngineProfile:
     """Make one profile of the engines'.
 
     The model has to be the same only where the weights are: an update from disk changes the name an engine gives it, so
-    one that was restarted since differs until its weights are brought to it.
+    one that was restarted since differs until its weights are brought to it. Of paths only the last part counts, for
+    machines differ; what an engine does not tell is not held against it.
 
     Raises:
         WorkerFailure: `unfit`: they differ in what has to be the same for samples that are trained on together.
     """
-    urls, each = tuple(profiles), tuple(profiles.values())
+    each = tuple(profiles.values())
     labels = merged_info({url: EngineInfo(profile.weight_label) for url, profile in profiles.items()})
     for name in _SAME if labels.differing else ("model", *_SAME):
-        values = [getattr(profile, name) for profile in each]
-        if any(value != values[0] for value in values):
-            said = ", ".join(f"{url} has {value}" for url, value in zip(urls, values, strict=True))
-            raise WorkerFailure("unfit", f"the engines behind it disagree on {name}: {said}", hard=True)
+        said = {url: getattr(profile, name) for url, profile in profiles.items()}
+        if len({_last_part(value) for value in said.values() if value is not None}) > 1:
+            words = ", ".join(f"{url} has {value}" for url, value in said.items())
+            raise WorkerFailure("unfit", f"the engines behind it disagree on {name}: {words}", hard=True)
     shared = frozenset.intersection(*(frozenset(profile.capabilities) for profile in each)) - _LOST_BY_ROUTING
     versions = list(dict.fromkeys(profile.engine_version for profile in each))
     known_versions = [version for version in versions if version is not None]
@@ -106,6 +108,10 @@ def merged_profile(profiles: Mapping[str, EngineProfile]) -> EngineProfile:
         context=_smallest([profile.context for profile in each]),
         max_running=_smallest([profile.max_running for profile in each]),
     )
+
+
+def _last_part(value: str | int) -> str | int:
+    return PurePosixPath(value).name if isinstance(value, str) else value
 
 
 def _smallest(values: Sequence[int | None]) -> int | None:

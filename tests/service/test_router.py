@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from rollout_svc.asking import ask_engines
 from rollout_svc.assembly import prepare
 from rollout_svc.config import WorkerConfig
-from rollout_svc.errors import ConfigError, Conflict, NotNow
+from rollout_svc.engines import EngineProfile, HttpTransport
+from rollout_svc.errors import ConfigError, Conflict, NotNow, WorkerFailure
 from rollout_svc.workers import breaker
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_router import FakeRouter
@@ -270,6 +272,20 @@ async def test_what_the_router_would_drop_is_refused_by_name() -> None:
         await at.made.until(lambda: at.made.groups("failed") == 1, "failed")
         assert "return_routed_experts" in str(at.made.parts.tally.last_failure)
         assert at.worker["state"] == "ACTIVE"
+
+
+async def test_preflight_looks_behind_the_router() -> None:
+    """P35: every engine is asked itself, and the one that does not answer is named."""
+    async with FakeSGLang() as a, FakeSGLang() as b, FakeRouter([a.url, b.url]) as router, HttpTransport() as transport:
+        config = make_config({"url": router.url, "engines": [a.url, b.url]})
+        found = (await ask_engines(config, transport))["w0"]
+        assert isinstance(found, EngineProfile)
+        await b.refuse()
+        failed = (await ask_engines(config, transport))["w0"]
+        assert isinstance(failed, WorkerFailure)
+        assert failed.kind == "incomplete"
+        assert b.url in str(failed)
+        assert a.url not in str(failed)
 
 
 async def test_an_engine_of_a_router_is_no_worker_of_its_own() -> None:

@@ -68,7 +68,7 @@ def test_it_can_what_each_can(each: list[tuple[tuple[str, ...], int | None, int 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("model", "other"), ("tokenizer", None), ("vocab_size", 11), ("logprobs", "processed")]
+    ("name", "value"), [("model", "other"), ("tokenizer", "x/u"), ("vocab_size", 11), ("logprobs", "processed")]
 )
 def test_what_samples_share_has_to_be_the_same(name: str, value: object) -> None:
     """P35: engines that disagree are refused, each named with what it has."""
@@ -78,6 +78,13 @@ def test_what_samples_share_has_to_be_the_same(name: str, value: object) -> None
     assert raised.value.kind == "unfit"
     said = f"disagree on {name}: http://e0 has {getattr(PROFILE, name)}, http://e1 has {value}"
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tokenizer", None), ("tokenizer", "/elsewhere/t"), ("model", "/there/m")])
+def test_what_may_be_the_same_is_not_held_against_it(name: str, value: object) -> None:
+    """Machines keep the same files in different places, and not every engine says what it has."""
+    other = replace(PROFILE, **{name: value})  # type: ignore[arg-type]
+    assert merged_profile(by_url([PROFILE, other])).model == "m"
 
 
 def test_a_model_may_have_another_name_where_the_weights_are_others() -> None:
