@@ -6,7 +6,7 @@ ARGS   ?=
 SEEDS  ?= 0:3000
 JOBS   ?= 2
 
-.PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench chaos chaos-smoke test-wheel clean
+.PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench chaos chaos-smoke test-wheel test-router clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -68,5 +68,14 @@ test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.
 	cp -r tests bench configs pyproject.toml .wheel-tests/
 	cd .wheel-tests && ../.venv-wheel/bin/python -m pytest $(ARGS)
 
+# The router users run, in an environment of its own: it brings a web framework of its own, and no torch.
+.venv-router/.installed: Makefile
+	$(PYTHON) -m venv .venv-router
+	.venv-router/bin/pip install --quiet --disable-pip-version-check sglang-router==0.3.2
+	@touch $@
+
+test-router: $(VENV)/.installed .venv-router/.installed ## Test behind a real sglang-router, with real engines (about 2 minutes).
+	$(BIN)/python -m pytest -s tests/router $(ARGS)
+
 clean: ## Remove everything that was made.
-	rm -rf $(VENV) .venv-wheel .wheel-tests dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-wheel .venv-router .wheel-tests dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

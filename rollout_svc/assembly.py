@@ -18,6 +18,7 @@ from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.engines import Endpoint, Transport, candidates
+from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate, Lane
@@ -29,7 +30,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.ladder import Ladder
-from rollout_svc.plan import Plan, make_plan
+from rollout_svc.plan import Plan, batch_of, make_plan
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, make_source
 from rollout_svc.rollout.member import Tools
@@ -124,11 +125,24 @@ def prepare(config: Config) -> Prepared:
     for index, worker in enumerate(config.workers):
         if worker.launch is not None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
+    problems += _lost_on_the_way(config)
     if problems:
         raise ConfigError(problems)
-    plan = make_plan(config.trainer, dict(zip(worker_ids(config), (w.max_batch for w in config.workers), strict=True)))
+    batches = (batch_of(w.max_batch, len(w.behind), config.trainer) for w in config.workers)
+    plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)))
     raise_open_file_limit(plan)
     return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan)
+
+
+def _lost_on_the_way(config: Config) -> list[Problem]:
+    """Sampling settings that a router would drop without a word: known before anybody is asked."""
+    return [
+        Problem(f"tasks.{number}.sampling.{said.partition(':')[0]}", f"{worker.url}:{said.partition(':')[2]}")
+        for worker in config.workers
+        if worker.behind
+        for number, task in enumerate(config.tasks)
+        if (said := RoutedSGLang().refuses(task.sampling)) is not None
+    ]
 
 
 class StateListener(Protocol):
@@ -143,7 +157,8 @@ def make_worker(worker_id: str, config: WorkerConfig, url: str, pool: StateListe
     return Worker(
         worker_id=worker_id,
         endpoint=Endpoint(url, config.api_key, config.admin_key),
-        candidates=candidates(config.dialect),
+        engines=tuple(Endpoint(engine, config.api_key, config.admin_key) for engine in config.behind),
+        candidates=(RoutedSGLang(),) if config.behind else candidates(config.dialect),
         max_batch=config.max_batch,
         exclusive=config.exclusive,
         stream=config.stream,

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
 
 from rollout_svc.assembly import Parts, make_worker
-from rollout_svc.config import TrainerConfig, WorkerConfig
+from rollout_svc.config import TrainerConfig, WorkerConfig, address_of
 from rollout_svc.errors import Conflict, NotFound
 from rollout_svc.launching import LaunchFailed
 from rollout_svc.limits import raise_open_file_limit
-from rollout_svc.plan import Plan, make_plan
+from rollout_svc.plan import Plan, batch_of, make_plan
 from rollout_svc.workers.worker import WorkerState
 
 __all__ = ["Concurrency"]
@@ -40,7 +39,7 @@ class Concurrency:
             ConfigError: the plan is impossible; nothing has changed.
         """
         merged = TrainerConfig.model_validate(self.trainer.model_dump() | dict(trainer))
-        plan = make_plan(merged, self._max_batches(), self._limits | dict(limits))
+        plan = make_plan(merged, self._max_batches(merged), self._limits | dict(limits))
         raise_open_file_limit(plan)
         self.trainer = merged
         self._limits |= limits
@@ -57,10 +56,13 @@ class Concurrency:
         """
         pool = self._parts.pool
         url = config.url or self._place(config)
-        if any(_address(worker.endpoint.url) == _address(url) for worker in pool.workers.values()):
-            raise Conflict(f"there is a worker at {url} already", type="duplicate")
+        taken = {address_of(place.url) for w in pool.workers.values() for place in (w.endpoint, *w.engines)}
+        for place in (url, *config.behind):
+            if address_of(place) in taken:
+                raise Conflict(f"there is a worker at {place} already", type="duplicate")
         worker_id = f"w{self._next_worker}"
-        batches = self._max_batches() | {worker_id: config.max_batch}
+        batch = batch_of(config.max_batch, len(config.behind), self.trainer)
+        batches = self._max_batches(self.trainer) | {worker_id: batch}
         raise_open_file_limit(make_plan(self.trainer, batches, self._limits))
         self._next_worker += 1
         worker = make_worker(worker_id, config, url, pool, self._rng)
@@ -90,11 +92,11 @@ class Concurrency:
 
     def replan(self) -> None:
         """Follow the plan of the fleet as it is now."""
-        self._follow(make_plan(self.trainer, self._max_batches(), self._limits))
+        self._follow(make_plan(self.trainer, self._max_batches(self.trainer), self._limits))
 
-    def _max_batches(self) -> dict[str, int | None]:
-        workers = self._parts.pool.workers.values()
-        return {w.worker_id: w.max_batch for w in workers if w.state is not WorkerState.DRAINING}
+    def _max_batches(self, trainer: TrainerConfig) -> dict[str, int | None]:
+        workers = (w for w in self._parts.pool.workers.values() if w.state is not WorkerState.DRAINING)
+        return {w.worker_id: batch_of(w.max_batch, len(w.engines), trainer) for w in workers}
 
     def _follow(self, plan: Plan) -> None:
         self.plan = plan
@@ -102,10 +104,3 @@ class Concurrency:
             worker.limit = plan.limit_of(worker.worker_id)
         self._parts.producer.set_plan(plan, self.trainer.prompt_repeat_k)
         self._parts.pool.fleet_changed()
-
-
-def _address(url: str) -> str:
-    """The url as far as it says which engine is meant: two workers on one engine would abort each other's requests."""
-    parts = urlsplit(url.lower())
-    host = "127.0.0.1" if parts.hostname in ("localhost", "::1") else parts.hostname
-    return f"{parts.scheme}://{host}:{parts.port}{parts.path}"

@@ -18,7 +18,7 @@ from typing import Any
 from rollout_svc.config import TrainerConfig
 from rollout_svc.errors import ConfigError, Problem
 
-__all__ = ["Plan", "check_open_files", "make_plan"]
+__all__ = ["Plan", "batch_of", "check_open_files", "make_plan"]
 
 MAX_REQUESTS_PER_WORKER = 1_000_000
 """Requests: beyond this a plan is a mistake in the settings, whatever the machine."""
@@ -61,6 +61,22 @@ class Plan:
             "max_groups": self.max_groups,
             "warnings": list(self.warnings),
         }
+
+
+def batch_of(max_batch: int | None, engines: int, trainer: TrainerConfig) -> int | None:
+    """Requests a worker runs at once, where `max_batch` is what each of its engines does.
+
+    Args:
+        max_batch: Requests one engine runs at once; null: `trainer.max_batch_per_worker`.
+        engines: Engines behind the worker, at least 1.
+        trainer: Where the default is.
+
+    Returns:
+        Null where the default holds as it is.
+    """
+    if engines <= 1:
+        return max_batch
+    return engines * (trainer.max_batch_per_worker if max_batch is None else max_batch)
 
 
 def make_plan(

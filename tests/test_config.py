@@ -84,6 +84,7 @@ def test_a_worker_has_the_documented_keys() -> None:
     assert config.workers[0].model_dump() == {
         "url": "http://127.0.0.1:30000",
         "launch": None,
+        "engines": None,
         "dialect": "auto",
         "api_key": None,
         "admin_key": None,

@@ -19,7 +19,7 @@ from rollout_svc.config.settings import (
     TrainerConfig,
     is_loopback,
 )
-from rollout_svc.config.workers import Dialect, LaunchConfig, WorkerConfig
+from rollout_svc.config.workers import Dialect, LaunchConfig, WorkerConfig, address_of
 
 __all__ = [
     "AgentConfig",
@@ -41,5 +41,6 @@ __all__ = [
     "TokenizerConfig",
     "TrainerConfig",
     "WorkerConfig",
+    "address_of",
     "is_loopback",
 ]

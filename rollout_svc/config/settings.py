@@ -35,7 +35,7 @@ from rollout_svc.config.base import (
     refuse,
     refuse_repeats,
 )
-from rollout_svc.config.workers import WorkerConfig
+from rollout_svc.config.workers import WorkerConfig, address_of
 
 __all__ = [
     "AgentConfig",
@@ -318,6 +318,18 @@ class Config(Settings):
             if url in given:
                 raise refuse((index, "launch", "port"), f"{url!r} is the url of another worker already")
         return workers
+
+    @model_validator(mode="after")
+    def _no_engine_twice(self) -> Self:
+        """An engine in two places would be aborted, counted and given weights by both."""
+        own = [worker.url or (worker.launch and worker.launch.fixed_url) for worker in self.workers]
+        places = {address_of(url): f"worker {index}" for index, url in enumerate(own) if url}
+        for index, worker in enumerate(self.workers):
+            for nth, url in enumerate(worker.behind):
+                place = places.setdefault(address_of(url), f"engine {nth} of worker {index}")
+                if place != f"engine {nth} of worker {index}":
+                    raise refuse(("workers", index, "engines", nth), f"{url!r} is already {place}")
+        return self
 
     @field_validator("tasks")
     @classmethod

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, refuse
 
-__all__ = ["LOG_FOLDER", "LaunchConfig", "WorkerConfig"]
+__all__ = ["LOG_FOLDER", "LaunchConfig", "WorkerConfig", "address_of"]
 
 _LAST_PORT: Final = 65535
 
@@ -35,6 +35,24 @@ def _port(value: Any) -> Any:
 
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$"), BeforeValidator(_quoted)]
 """Goes to the system as an argument or a variable: no zero byte."""
+
+
+def _http_address(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("expected http://HOST[:PORT] or https://HOST[:PORT]")
+    if parts.port == 0:
+        raise ValueError("port 0 is no address to reach an engine at")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("an address only, please: no user, query or fragment; keys go to api_key and admin_key")
+    return url.rstrip("/")
+
+
+def address_of(url: str) -> str:
+    """The url as far as it says which engine is meant: two workers on one engine would abort each other's requests."""
+    parts = urlsplit(url.lower())
+    host = "127.0.0.1" if parts.hostname in ("localhost", "::1") else parts.hostname
+    return f"{parts.scheme}://{host}:{parts.port}{parts.path}"
 
 
 class LaunchConfig(Settings):
@@ -106,7 +124,9 @@ class WorkerConfig(Settings):
     """One inference engine, reached over HTTP: exactly one of `url`, `launch`."""
 
     url: str | None = None
-    """`http://` or `https://` address of the engine, unique in the fleet."""
+    """`http://` or `https://` address of the engine, or of the router in front of `engines`; unique in the fleet."""
+    engines: Listed[str] | None = None
+    """Where `url` is a sglang-router: the engines it sends to; all but generation goes to them directly."""
     launch: LaunchConfig | None = None
     """How to start the engine, where the service is to do so."""
     dialect: Dialect = "auto"
@@ -116,7 +136,7 @@ class WorkerConfig(Settings):
     admin_key: Secret | None = Field(None, repr=False)
     """Sent with control requests: aborts and weights."""
     max_batch: Count | None = None
-    """Requests the engine runs at once; null: `trainer.max_batch_per_worker`."""
+    """Requests the engine (each of `engines`, if given) runs at once; null: `trainer.max_batch_per_worker`."""
     exclusive: bool = True
     """Nobody else uses this engine: an abort may then be for all of its requests."""
     stream: bool = False
@@ -125,16 +145,29 @@ class WorkerConfig(Settings):
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError("expected http://HOST[:PORT] or https://HOST[:PORT]")
-        if parts.port == 0:
-            raise ValueError("port 0 is no address to reach an engine at")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError("an address only, please: no user, query or fragment; keys go to api_key and admin_key")
-        return url.rstrip("/")
+        return None if url is None else _http_address(url)
+
+    @field_validator("engines")
+    @classmethod
+    def _are_http(cls, engines: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if engines is not None and not engines:
+            raise ValueError("list the engines behind the router, or leave this out where there is no router")
+        return None if engines is None else tuple(_http_address(url) for url in engines)
+
+    @model_validator(mode="after")
+    def _a_router_speaks_sglang(self) -> Self:
+        if self.engines is not None and self.url is None:
+            raise refuse(
+                ("engines",), "are behind a router, whose address is url; what is launched is an engine itself"
+            )
+        if self.engines is not None and self.dialect not in {"auto", "sglang"}:
+            raise refuse(("engines",), f"a router is for SGLang engines, and the dialect is {self.dialect!r}")
+        return self
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """The engines behind a router; none where it is the engine itself."""
+        return self.engines or ()
 
     @model_validator(mode="after")
     def _one_way_to_have_it(self) -> Self:

@@ -105,12 +105,25 @@ class EngineInfo:
     """What an engine says of its weights now.
 
     Attributes:
-        weight_label: as sent; None where it has none.
+        weight_label: as sent; None where it has none, and for several engines behind one worker that do not agree.
         process: what tells this process from the next one at the same address; None where it does not say.
+        differing: what each of several engines that do not agree said, by url.
     """
 
     weight_label: str | None
     process: str | None = None
+    differing: tuple[tuple[str, str | None], ...] = ()
+
+    def __str__(self) -> str:
+        if self.differing:
+            return "different weights: " + ", ".join(f"{url} reports {label}" for url, label in self.differing)
+        return "unlabelled weights" if self.weight_version is None else f"version {self.weight_version}"
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Every version that is among the labels."""
+        labels = [label for _, label in self.differing] or [self.weight_label]
+        return frozenset(version for label in labels if (version := EngineInfo(label).weight_version) is not None)
 
     @property
     def weight_version(self) -> int | None:

@@ -17,6 +17,7 @@ from rollout_svc.pause.plan import reabort_delays
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.control import CONTROL_TIMEOUT_S, Control
 from rollout_svc.workers.freezing import Freezing, can_freeze
+from rollout_svc.workers.merging import total
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
 from rollout_svc.workers.worker import EngineCall, Worker
@@ -148,7 +149,10 @@ class Draining:
             going_on = climb.holds(worker) or await self._goes_on(worker, climb)
             leaving = {call.request_id for call in climb.calls(worker)}
             staying = [request_id for request_id in worker.calls if request_id not in leaving]
-            count = await self._control.count(worker) if going_on else None
+            counts = await self._control.counts(worker) if going_on else {}
+            count = total(counts.values()) if counts else None
+            if worker.front is not None:
+                tally.uncounted = tuple(url for url, number in counts.items() if number is None)
             # A call that began meanwhile may not be there yet: subtracted, it would hide one that we look for.
             expected = sum(request_id in worker.calls for request_id in staying)
             tally.residual = worker.residual = None if count is None else max(0, count - expected)

@@ -17,7 +17,7 @@ __all__ = ["Abandoned", "PauseReport", "RungRecord", "WorkerTally"]
 
 @dataclass(slots=True)
 class WorkerTally:
-    """One worker over one pause."""
+    """One worker over one pause; `uncounted`: which of the engines behind a router could not count."""
 
     in_flight: int = 0
     answered: int = 0
@@ -25,9 +25,10 @@ class WorkerTally:
     cancelled: int = 0
     abandoned: int = 0
     residual: int | None = None
+    uncounted: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, int | None]:
-        """Return the record of the contract."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the record of the contract; `uncounted` only where there is something to say."""
         return {
             "in_flight": self.in_flight,
             "answered": self.answered,
@@ -35,6 +36,7 @@ class WorkerTally:
             "cancelled": self.cancelled,
             "abandoned": self.abandoned,
             "residual": self.residual,
+            **({"uncounted": list(self.uncounted)} if self.uncounted else {}),
         }
 
 

@@ -134,6 +134,8 @@ class WorkerRecord(Record):
     frozen: bool
     process: ProcessRecord | None
     """Null: somebody else started it."""
+    engines: list[str] | None
+    """The engines behind it where it is a router; else null."""
 
 
 class LeaseRecord(Record):
@@ -210,6 +212,8 @@ class Tally(Record):
     abandoned: Natural
     residual: Natural | None
     """The engine's own count less other lanes' requests; null: it cannot be had."""
+    uncounted: list[str] = []
+    """Engines behind a router that could not count; there only where there are some."""
 
 
 class AbandonedRecord(Record):

@@ -83,7 +83,7 @@ class Fleet:
             if not undisturbed():
                 return "something came in between"
             try:
-                kept_out = await self._bring_up(worker)
+                kept_out = await self._bring_up(worker, info)
             except WorkerFailure as failure:
                 return f"weights: {failure}"
             if kept_out is not None:
@@ -92,9 +92,14 @@ class Fleet:
                 self._anyone = True
                 return None
 
-    async def _bring_up(self, worker: Worker) -> str | None:
+    async def _bring_up(self, worker: Worker, info: EngineInfo) -> str | None:
         """One try; None when the worker has what was the fleet's version at its start."""
-        if worker.version is None and self.source is None and self.version == self._initial_version:
+        if (
+            worker.version is None
+            and self.source is None
+            and self.version == self._initial_version
+            and info.versions <= {self._initial_version}
+        ):
             # A label that is no integer says nothing: no update has been made, so these are the initial weights.
             await self.set_label(worker, self._initial_version)
         if worker.version is not None and self.source is None and not self._anyone:
@@ -106,7 +111,7 @@ class Fleet:
                 worker.flushed = target
             return None
         if self.source is None or self.source.path is None:
-            has = "unlabelled weights" if worker.version is None else f"version {worker.version}"
+            has = info if worker.version is None else f"version {worker.version}"
             return f"it has {has}, the fleet is at version {target}, and that cannot be replayed"
         if worker.calls:
             return "it still runs requests; weights are loaded when it is idle"

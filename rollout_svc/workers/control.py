@@ -3,7 +3,8 @@
 Invariants:
 
 - A control call goes to each engine behind the worker itself, never through what may stand in front of them.
-- What they answer counts as one answer only where they agree.
+- What they answer counts as one answer only where they agree (`merging.py`); which of them failed is always named.
+- What stands in front is asked nothing but whether it is there, and whom it sends to.
 - One short attempt each; repeating is the caller's.
 """
 
@@ -15,7 +16,9 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rollout_svc.engines import Call, Dialect, Endpoint, EngineInfo, EngineProfile, Health, Reply, Transport
+from rollout_svc.engines.router import LISTING, listed_engines, too_many
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.workers.merging import merged_failure, merged_info, merged_profile, total
 from rollout_svc.workers.worker import Worker
 
 __all__ = ["CONTROL_TIMEOUT_S", "Control"]
@@ -41,13 +44,15 @@ class Control:
         for dialect in worker.candidates:
             try:
                 profiles = await self._each(worker, partial(self._probe, dialect, timeout_s))
+                profile = merged_profile(profiles) if worker.front is not None else profiles[worker.engines[0].url]
             except WorkerFailure as failure:
                 if failure.kind != "wrong_dialect":
                     raise
                 failures.append(failure)
             else:
-                worker.introduce(dialect, profiles[0])
-                return profiles[0]
+                await self._check_front(worker, timeout_s)
+                worker.introduce(dialect, profile)
+                return profile
         names = " nor ".join(dialect.name for dialect in worker.candidates)
         raise WorkerFailure("wrong_dialect", f"it is not {names}: {'; '.join(map(str, failures))}", hard=True)
 
@@ -61,18 +66,12 @@ class Control:
         return dialect.parse_probe([await ask(call) for call in dialect.probe()])
 
     async def info(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> EngineInfo:
-        """Ask for the weight label, which has to be the same at each engine; raises WorkerFailure."""
+        """Ask for the weight label; engines that do not agree have none together. Raises WorkerFailure."""
 
         async def ask(engine: Endpoint) -> EngineInfo:
             return worker.dialect.parse_info(await self._transport.control(engine, worker.dialect.info(), timeout_s))
 
-        infos = await self._each(worker, ask)
-        if any(info.weight_label != infos[0].weight_label for info in infos):
-            labels = ", ".join(f"{e.url}: {i.weight_label}" for e, i in zip(worker.engines, infos, strict=True))
-            raise WorkerFailure("disagree", f"the engines behind it have different weights: {labels}")
-        processes = [info.process for info in infos if info.process is not None]
-        together = " ".join(processes) if len(processes) == len(infos) else None
-        return EngineInfo(infos[0].weight_label, together)
+        return merged_info(await self._each(worker, ask))
 
     async def ping(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> Health:
         """Probe; raises WorkerFailure where nobody answers."""
@@ -80,28 +79,44 @@ class Control:
         async def ask(engine: Endpoint) -> Health:
             return worker.dialect.parse_ping(await self._transport.control(engine, worker.dialect.ping(), timeout_s))
 
-        return min(await self._each(worker, ask), key=lambda health: (health.alive, health.ready))
+        await self._check_front(worker, timeout_s)
+        found = await self._each(worker, ask)
+        if worker.front is None:
+            return found[worker.engines[0].url]
+        failed = {url: WorkerFailure("unhealthy", h.reason, accepted=True) for url, h in found.items() if not h.alive}
+        if failed:
+            raise merged_failure(failed, len(worker.engines))
+        return Health(
+            alive=True,
+            ready=all(health.ready for health in found.values()),
+            reason="; ".join(f"{url}: {health.reason}" for url, health in found.items() if not health.ready),
+        )
 
     async def count(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> int | None:
         """The engines' own count of running and waiting requests; None when it cannot be had.
 
         Where we know that no process runs, nothing does.
         """
+        return total((await self.counts(worker, timeout_s)).values())
 
-        async def ask(engine: Endpoint) -> int:
-            return worker.dialect.parse_loads(await self._transport.control(engine, worker.dialect.loads(), timeout_s))
+    async def counts(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> dict[str, int | None]:
+        """The same by engine; None for one that does not say."""
+
+        async def ask(engine: Endpoint) -> int | None:
+            try:
+                reply = await self._transport.control(engine, worker.dialect.loads(), timeout_s)
+                return worker.dialect.parse_loads(reply)
+            except WorkerFailure:
+                return None
 
         if worker.absent:
-            return 0
+            return {engine.url: 0 for engine in worker.engines}
         if "count" not in worker.capabilities:
-            return None
-        try:
-            return sum(await self._each(worker, ask))
-        except WorkerFailure:
-            return None
+            return {engine.url: None for engine in worker.engines}
+        return await self._each(worker, ask)
 
     async def do(self, worker: Worker, calls: Iterable[Call], timeout_s: float) -> None:
-        """Make calls one after the other, at every engine; raises the first WorkerFailure, after all engines ended."""
+        """Make calls one after the other, at every engine; raises WorkerFailure, after all have ended."""
         calls = list(calls)
 
         async def make(engine: Endpoint) -> None:
@@ -110,13 +125,31 @@ class Control:
 
         await self._each(worker, make)
 
+    async def _check_front(self, worker: Worker, timeout_s: float) -> None:
+        """Raise WorkerFailure where nobody answers in front of the engines, or where it sends to others beside them."""
+        if worker.front is None:
+            return
+        reply = await self._transport.control(worker.front, LISTING, timeout_s)
+        strangers = too_many(listed_engines(reply), [engine.url for engine in worker.engines])
+        if strangers is not None:
+            raise WorkerFailure("unfit", f"{worker.front.url}: {strangers}", hard=True)
+
     @staticmethod
-    async def _each(worker: Worker, visit: Callable[[Endpoint], Awaitable[T]]) -> list[T]:
+    async def _each(worker: Worker, visit: Callable[[Endpoint], Awaitable[T]]) -> dict[str, T]:
         """Visit every engine behind a worker at once; all have been when this returns or raises."""
-        if len(worker.engines) == 1:
-            return [await visit(worker.engines[0])]
-        results = await asyncio.gather(*map(visit, worker.engines), return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
+        if worker.front is None:
+            engine = worker.engines[0]
+            return {engine.url: await visit(engine)}
+        answers = await asyncio.gather(*map(visit, worker.engines), return_exceptions=True)
+        failures: dict[str, WorkerFailure] = {}
+        results: dict[str, T] = {}
+        for engine, answer in zip(worker.engines, answers, strict=True):
+            if isinstance(answer, WorkerFailure):
+                failures[engine.url] = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                results[engine.url] = answer
         if failures:
-            raise failures[0]
-        return [result for result in results if not isinstance(result, BaseException)]
+            raise merged_failure(failures, len(worker.engines))
+        return results

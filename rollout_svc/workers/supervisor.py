@@ -22,6 +22,7 @@ from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
+from rollout_svc.workers.merging import INCOMPLETE
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -41,6 +42,11 @@ _CANARY_S: Final = 10.0  # seconds a quarantined engine has to make one token
 _CANARY_SAMPLING: Final = SamplingConfig(max_tokens=1)
 REFUSING: Final = frozenset({"unauthorized", "forbidden", "not_found", "unfit", "wrong_dialect"})
 """Kinds of failure of an engine that answers, and says no: waiting does not help."""
+
+_PATIENCE: Final = (
+    5  # looks in vain since its last answer before a worker that lacks an engine loses its requests: 12 s
+)
+_PARTLY: Final = frozenset({INCOMPLETE, "unfit"})  # of several engines behind a worker, not all are there or ours
 
 
 class Supervisor:
@@ -145,7 +151,10 @@ class Supervisor:
                 await self._check_health(worker)
         except WorkerFailure as failure:
             if _is_lost(worker, failure) and worker.state is WorkerState.ACTIVE:
-                self._declare_dead(worker, str(failure))
+                if failure.kind in _PARTLY:
+                    self._set_aside(worker, failure)
+                else:
+                    self._declare_dead(worker, str(failure))
         else:
             worker.probe_failures = 0
             await self._freezing.thaw_late(worker)
@@ -173,8 +182,20 @@ class Supervisor:
             worker.version = None  # it may be another process by now, and cannot say what it has
             worker.put_in_quarantine("version", "its connection broke, and it reports no weight version")
         else:
-            label = info.weight_label
+            label = info.weight_label if not info.differing else info
             worker.restarted(f"it was restarted: it reports {label}, not {worker.version}")
+
+    @staticmethod
+    def _set_aside(worker: Worker, failure: WorkerFailure) -> None:
+        """Not all engines behind a worker are there: it is out, and what the others run goes on.
+
+        Where one is silent its requests have to go elsewhere, and nobody knows which they are. One that refuses
+        connections has broken them, or else they end after a few more looks.
+        """
+        worker.breaker.trip(asyncio.get_running_loop().time())
+        worker.become(WorkerState.RECOVERING, str(failure))
+        if failure.accepted:
+            _end_calls(worker)
 
     def _declare_dead(self, worker: Worker, reason: str) -> None:
         worker.breaker.trip(asyncio.get_running_loop().time())
@@ -196,6 +217,8 @@ class Supervisor:
             if not worker.absent:
                 worker.reason = str(failure)
             worker.breaker.trip(asyncio.get_running_loop().time())
+            if failure.kind in _PARTLY and worker.breaker.opened > _PATIENCE and not worker.standing:
+                _end_calls(worker)
             return
         if not (health.alive and health.ready) and not await self._works(worker):
             worker.reason = f"it is not ready: {health.reason}"
@@ -291,22 +314,23 @@ class Supervisor:
         return self._admitting.is_set() and worker.freeze is None and await self._canary(worker)
 
     async def _canary(self, worker: Worker) -> bool:
-        """Generate one token and abort it: does the engine work at all?"""
-        request = GenerateRequest(self._new_id(), [0], 1, _CANARY_SAMPLING)
+        """Generate one token at each engine itself and abort it: do they work at all?"""
+        requests = [GenerateRequest(self._new_id(), [0], 1, _CANARY_SAMPLING) for _ in worker.engines]
         try:
             async with asyncio.timeout(_CANARY_S):
-                reply = await self._transport.data(worker.endpoint, worker.dialect.generate(request))
-            worker.dialect.parse_generate(reply)
+                for engine, request in zip(worker.engines, requests, strict=True):
+                    reply = await self._transport.data(engine, worker.dialect.generate(request))
+                    worker.dialect.parse_generate(reply)
         except (WorkerFailure, SampleFailure, TimeoutError):
             return False
         finally:
-            await self._pool.abort(worker, [request.request_id])
+            await self._pool.abort(worker, [request.request_id for request in requests])
         return True
 
 
 def _is_lost(worker: Worker, failure: WorkerFailure) -> bool:
-    """Count a probe that failed; whether nobody is there: at once where the connection is refused."""
-    refused = failure.kind == "connection" and not failure.accepted
+    """Count a probe that failed; whether it will not do: at once where a connection is refused."""
+    refused = failure.kind in ("connection", *_PARTLY) and not failure.accepted
     worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
     return worker.probe_failures >= _LOST_PINGS
 

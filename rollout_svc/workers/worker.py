@@ -214,6 +214,7 @@ class Worker:
         *,
         worker_id: str,
         endpoint: Endpoint,
+        engines: tuple[Endpoint, ...] = (),
         candidates: tuple[Dialect, ...],
         max_batch: int | None,
         exclusive: bool,
@@ -223,7 +224,7 @@ class Worker:
     ) -> None:
         self.worker_id = worker_id
         self.endpoint = endpoint
-        self.engines: tuple[Endpoint, ...] = (endpoint,)
+        self.engines = engines or (endpoint,)
         self.candidates = candidates
         self.dialect = candidates[0]
         self.profile: EngineProfile | None = None
@@ -290,6 +291,11 @@ class Worker:
     def keeps_cache(self) -> bool:
         """Whether requests are frozen there whose KV cache was asked to stay."""
         return self.frozen and bool(self.calls) and self.freeze is not None and self.freeze.cache == "keep"
+
+    @property
+    def front(self) -> Endpoint | None:
+        """What stands in front of its engines and is sent the generations; None where nothing does."""
+        return None if self.endpoint in self.engines else self.endpoint
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -396,4 +402,5 @@ class Worker:
             "weight_version": self.version,
             "frozen": self.freeze is not None,
             "process": None if self.launched is None else self.launched.as_json(),
+            "engines": None if self.front is None else [engine.url for engine in self.engines],
         }

@@ -39,6 +39,7 @@ BEYOND_STATUS = {"producer"}
 BEYOND_WORKER = {
     *("tokens_in_flight", "incarnation", "frozen", "reason", "weight_version", "engine_version", "model"),
     "process",
+    "engines",
 }
 """Keys beside the contract's: said here so that no further one slips in."""
 
