@@ -21,17 +21,14 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from bench.bare import PROMPT_TOKENS, WIRES
 from bench.process import raise_open_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PROMPT_TOKENS", "RESPONSE_TOKENS", "Floor", "abort_and_read", "measure", "request_body"]
+__all__ = ["Floor", "abort_and_read", "measure"]
 
-PROMPT_TOKENS = 128
-"""Prompt of every benched request, in tokens."""
-RESPONSE_TOKENS = 256
-"""Budget of every benched request, in tokens."""
 VOCAB = 32000
 """Prompt ids are below this."""
 OPEN_AT_ONCE = 64
@@ -43,29 +40,18 @@ POLL_S = 0.02
 _HEADERS = {"Content-Type": "application/json"}
 
 
-def request_body(prompt_ids: list[int], rid: str) -> bytes:
-    """Build the `/generate` body of one benched request."""
-    return orjson.dumps(
-        {
-            "rid": rid,
-            "input_ids": prompt_ids,
-            "sampling_params": {"max_new_tokens": RESPONSE_TOKENS, "temperature": 1.0, "top_p": 1.0},
-            "return_logprob": True,
-            "stream": False,
-        }
-    )
-
-
 class Floor:
     """A bare client of one engine.
 
     Args:
         url: the engine's base address.
+        dialect: what it speaks.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, dialect: str = "sglang") -> None:
         self._base = URL(url)
-        self._generate_url = self._base / "generate"
+        self._wire = WIRES[dialect]
+        self._generate_url = self._base / self._wire.path
         rng = random.Random(0)
         self._prompts = [[rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)] for _ in range(64)]
         self._session: aiohttp.ClientSession | None = None
@@ -91,12 +77,10 @@ class Floor:
 
     async def generate(self) -> tuple[list[int], list[float]]:
         """Send one request; return its ids and their logprobs."""
-        body = request_body(self._prompts[self.done % len(self._prompts)], uuid.uuid4().hex)
+        body = self._wire.request(self._prompts[self.done % len(self._prompts)], uuid.uuid4().hex)
         async with self.session.post(self._generate_url, data=body, headers=_HEADERS) as response:
             raw = await response.read()
-        answer = orjson.loads(raw)
-        ids: list[int] = answer["output_ids"]
-        logprobs: list[float] = [item[0] for item in answer["meta_info"]["output_token_logprobs"]]
+        ids, logprobs = self._wire.read(orjson.loads(raw))
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} ids, {len(logprobs)} logprobs")
         self.done += 1
@@ -143,13 +127,13 @@ class _Window:
             self.closed = True
 
 
-async def measure(url: str, in_flight: int, total: int) -> dict[str, Any]:
+async def measure(url: str, in_flight: int, total: int, dialect: str = "sglang") -> dict[str, Any]:
     """Measure CPU per request at `in_flight` requests, over `total` of them, warm.
 
     Returns:
         `in_flight`, `total`, `cpu_ms_per_request`, `wall_s`, `requests_per_s`.
     """
-    async with Floor(url) as floor:
+    async with Floor(url, dialect) as floor:
         window = _Window(floor, in_flight, total)
 
         async def keep_one_in_flight() -> None:
@@ -201,13 +185,14 @@ async def _run(args: argparse.Namespace) -> dict[str, Any]:
     if args.abort_and_read:
         elapsed_s = await abort_and_read(args.url, args.abort_and_read)
         return {"count": args.abort_and_read, "elapsed_s": elapsed_s}
-    return await measure(args.url, args.in_flight, args.total)
+    return await measure(args.url, args.in_flight, args.total, args.dialect)
 
 
 def main() -> None:
     """Measure once and print one JSON line."""
     parser = argparse.ArgumentParser(prog="bench.floor", description="The bare client that others are compared with.")
     parser.add_argument("--url", required=True)
+    parser.add_argument("--dialect", choices=WIRES, default="sglang")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--total", type=int, default=6400)
     parser.add_argument("--abort-and-read", type=int, default=0, metavar="N", help="time an abort of N held requests")

@@ -21,12 +21,14 @@ import orjson
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Child", "ChildFailedError", "cpu_time_s", "raise_open_files"]
+__all__ = ["PARENT_POLL_S", "Child", "ChildFailedError", "cpu_time_s", "raise_open_files"]
 
 READY_TIMEOUT_S = 60.0
 """Default patience, in seconds, for a child's ready line: an import of everything on a busy machine, and much more."""
 GRACE_S = 10.0
 """Time from the polite end of a child to the forced one, in seconds."""
+PARENT_POLL_S = 0.5
+"""How often a child looks for its parent, whose death sends no event, in seconds."""
 TAIL_LINES = 30
 """Lines of a failed child's output that the error quotes."""
 CPUCLOCK_SCHED = 2
