@@ -27,7 +27,7 @@ from bench.process import raise_open_files
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Floor", "abort_and_read", "measure"]
+__all__ = ["Floor", "abort_and_read", "fill", "measure"]
 
 VOCAB = 32000
 """Prompt ids are below this."""
@@ -37,6 +37,8 @@ WARM_ROUNDS = 2
 """Requests that every connection has carried before the measurement begins."""
 POLL_S = 0.02
 """How often the engine is asked whether all held requests have arrived, in seconds."""
+FILL_POLL_S = 0.005
+"""The same where that time is what is measured, in seconds."""
 _HEADERS = {"Content-Type": "application/json"}
 
 
@@ -181,10 +183,32 @@ async def _abort_and_read_once(floor: Floor, count: int) -> float:
     return time.perf_counter() - start
 
 
+async def fill(url: str, count: int) -> float:
+    """Time from the first of `count` requests, over connections still to be opened, until the engine runs them all.
+
+    The engine must hold generations, and be asked by nobody else.
+    """
+    async with Floor(url) as floor:
+        start = time.perf_counter()
+        tasks: list[asyncio.Task[Any]] = []
+        for index in range(count):
+            tasks.append(asyncio.create_task(floor.generate(), name=f"held:{index}"))
+            if len(tasks) % OPEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        while (await floor.control("GET", "busy"))["running"] < count:  # noqa: ASYNC110
+            await asyncio.sleep(FILL_POLL_S)  # as below
+        elapsed_s = time.perf_counter() - start
+        await floor.control("POST", "abort_request", {"abort_all": True})
+        await asyncio.gather(*tasks)
+        return elapsed_s
+
+
 async def _run(args: argparse.Namespace) -> dict[str, Any]:
     if args.abort_and_read:
         elapsed_s = await abort_and_read(args.url, args.abort_and_read)
         return {"count": args.abort_and_read, "elapsed_s": elapsed_s}
+    if args.fill:
+        return {"count": args.fill, "elapsed_s": await fill(args.url, args.fill)}
     return await measure(args.url, args.in_flight, args.total, args.dialect)
 
 
@@ -196,6 +220,7 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--total", type=int, default=6400)
     parser.add_argument("--abort-and-read", type=int, default=0, metavar="N", help="time an abort of N held requests")
+    parser.add_argument("--fill", type=int, default=0, metavar="N", help="time until N requests are held")
     raise_open_files()
     print(orjson.dumps(asyncio.run(_run(parser.parse_args()))).decode(), flush=True)
 

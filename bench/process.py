@@ -196,6 +196,11 @@ class Child:
         except subprocess.TimeoutExpired:
             raise self._failed(f"still running after {timeout_s:.1f} s") from None
 
+    def kill(self) -> None:
+        """End it as a crash does: it gets to do nothing more."""
+        self._started.kill()
+        self.terminate()
+
     def terminate(self, grace_s: float = GRACE_S) -> int | None:
         """End it, politely for `grace_s`, then by force; return its exit status. Idempotent, safe before start."""
         process = self._process

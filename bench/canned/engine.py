@@ -2,7 +2,8 @@
 
 Invariants:
 
-- A generation is due a drawn time after its arrival, and answered then, or at once when it is aborted.
+- A generation is due a drawn time after its arrival, and answered then, or at once when it is aborted. What may have
+  fewer tokens than the longest answer is due that much sooner.
 - It keeps its slot busy from its arrival to its end, or to the moment it was due where it is answered later: what this
   process is late with is nobody's work.
 - While paused, generations are kept: new ones are held, due ones wait for continue.
@@ -119,13 +120,14 @@ class Engine:
         return self._busy_s + sum(min(now, generation.due) - generation.since for generation in self.live.values())
 
     def _busy(self, connection: Connection, _: bytes) -> None:
-        answer: dict[str, Any] = {"busy_s": self.busy_s(), "at_s": self._loop.time(), **self.counts}
-        connection.json(answer)
+        answer: dict[str, Any] = {"busy_s": self.busy_s(), "at_s": self._loop.time(), "running": len(self.live)}
+        connection.json(answer | self.counts)
 
     def _schedule(self, generation: Generation) -> None:
         if self._duration_s is None:
             return
-        generation.due = due = self._loop.time() + self._duration_s()
+        share = min(1.0, generation.budget / self.bodies.response_tokens)
+        generation.due = due = self._loop.time() + share * self._duration_s()
         heapq.heappush(self._due, (due, next(self._numbers), generation))
         if self._timer is None:
             self._timer = self._loop.call_at(due, self._answer_due)
