@@ -15,6 +15,7 @@ import asyncio
 import random
 import time
 import uuid
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
@@ -27,7 +28,7 @@ from bench.process import raise_open_files
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Floor", "abort_and_read", "fill", "measure"]
+__all__ = ["Floor", "abort_and_read", "fill", "keep", "measure"]
 
 VOCAB = 32000
 """Prompt ids are below this."""
@@ -203,23 +204,43 @@ async def fill(url: str, count: int) -> float:
         return elapsed_s
 
 
+async def keep(urls: Sequence[str], in_flight: int) -> None:
+    """Keep `in_flight` requests at each of these engines, until cancelled."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        opened: list[asyncio.Task[None]] = []
+        for url in urls:
+            floor = await stack.enter_async_context(Floor(url))
+            for index in range(in_flight):
+                opened.append(tasks.create_task(_for_ever(floor), name=f"keep:{url}:{index}"))
+                await _paced(opened)
+
+
+async def _for_ever(floor: Floor) -> None:
+    while True:
+        await floor.generate()
+
+
 async def _run(args: argparse.Namespace) -> dict[str, Any]:
+    url = args.url[0]
+    if args.keep:
+        await keep(args.url, args.keep)
     if args.abort_and_read:
-        elapsed_s = await abort_and_read(args.url, args.abort_and_read)
+        elapsed_s = await abort_and_read(url, args.abort_and_read)
         return {"count": args.abort_and_read, "elapsed_s": elapsed_s}
     if args.fill:
-        return {"count": args.fill, "elapsed_s": await fill(args.url, args.fill)}
-    return await measure(args.url, args.in_flight, args.total, args.dialect)
+        return {"count": args.fill, "elapsed_s": await fill(url, args.fill)}
+    return await measure(url, args.in_flight, args.total, args.dialect)
 
 
 def main() -> None:
     """Measure once and print one JSON line."""
     parser = argparse.ArgumentParser(prog="bench.floor", description="The bare client that others are compared with.")
-    parser.add_argument("--url", required=True)
+    parser.add_argument("--url", required=True, nargs="+", help="one, or several to keep busy")
     parser.add_argument("--dialect", choices=WIRES, default="sglang")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--total", type=int, default=6400)
     parser.add_argument("--abort-and-read", type=int, default=0, metavar="N", help="time an abort of N held requests")
+    parser.add_argument("--keep", type=int, default=0, metavar="N", help="keep N requests at each, until ended")
     parser.add_argument("--fill", type=int, default=0, metavar="N", help="time until N requests are held")
     raise_open_files()
     print(orjson.dumps(asyncio.run(_run(parser.parse_args()))).decode(), flush=True)

@@ -129,6 +129,19 @@ def measure(case: Case, served: Served, urls: Sequence[str]) -> float:
     return share
 
 
+def bare(case: Case) -> float:
+    """What a bare client reaches on this machine at this moment: where that is low as well, it is not our doing."""
+    with Child("bench.canned", "--engines", case.workers, "--spread", case.spread, "--delay", case.mean_s) as engines:
+        urls = [f"http://127.0.0.1:{port}" for port in engines.ready_line]
+        with Child("bench.floor", "--keep", case.slots, "--url", *urls, ready=None):
+            time.sleep(case.mean_s)
+            before = look(urls, case.slots)
+            time.sleep(case.window_s)
+            share = look(urls, case.slots).share_since(before, case.slots)
+    progress(f"{case.name}: {share:.4f} busy with a bare client")
+    return share
+
+
 def run(case: Case, rounds: int) -> Point:
     """Measure one case; each round is a start of its own."""
     flags = ("--spread", case.spread, "--delay", case.mean_s, "--partial-tokens", PARTIAL_TOKENS, "--weight-version", 0)
@@ -147,10 +160,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.refill", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="+", metavar="CASE", choices=[case.name for case in CASES], help="these cases")
+    parser.add_argument("--bare", action="store_true", help="run a bare client as well, once a case, and say its share")
     options = parser.parse_args()
     raise_open_files()
     cases = [case for case in CASES if options.only is None or case.name in options.only]
-    return 0 if print_report("refill", [run(case, options.rounds) for case in cases]) else 1
+    points = []
+    for case in cases:
+        points.append(run(case, options.rounds))
+        if options.bare:
+            bare(case)
+    return 0 if print_report("refill", points) else 1
 
 
 if __name__ == "__main__":
