@@ -15,23 +15,21 @@ import asyncio
 import random
 import time
 import uuid
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import orjson
 from yarl import URL
 
+from bench.bare import PROMPT_TOKENS, WIRES
 from bench.process import raise_open_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PROMPT_TOKENS", "RESPONSE_TOKENS", "Floor", "abort_and_read", "measure", "request_body"]
+__all__ = ["Floor", "abort_and_read", "fill", "keep", "measure"]
 
-PROMPT_TOKENS = 128
-"""Prompt of every benched request, in tokens."""
-RESPONSE_TOKENS = 256
-"""Budget of every benched request, in tokens."""
 VOCAB = 32000
 """Prompt ids are below this."""
 OPEN_AT_ONCE = 64
@@ -40,20 +38,9 @@ WARM_ROUNDS = 2
 """Requests that every connection has carried before the measurement begins."""
 POLL_S = 0.02
 """How often the engine is asked whether all held requests have arrived, in seconds."""
+FILL_POLL_S = 0.005
+"""The same where that time is what is measured, in seconds."""
 _HEADERS = {"Content-Type": "application/json"}
-
-
-def request_body(prompt_ids: list[int], rid: str) -> bytes:
-    """Build the `/generate` body of one benched request."""
-    return orjson.dumps(
-        {
-            "rid": rid,
-            "input_ids": prompt_ids,
-            "sampling_params": {"max_new_tokens": RESPONSE_TOKENS, "temperature": 1.0, "top_p": 1.0},
-            "return_logprob": True,
-            "stream": False,
-        }
-    )
 
 
 class Floor:
@@ -61,11 +48,13 @@ class Floor:
 
     Args:
         url: the engine's base address.
+        dialect: what it speaks.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, dialect: str = "sglang") -> None:
         self._base = URL(url)
-        self._generate_url = self._base / "generate"
+        self._wire = WIRES[dialect]
+        self._generate_url = self._base / self._wire.path
         rng = random.Random(0)
         self._prompts = [[rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)] for _ in range(64)]
         self._session: aiohttp.ClientSession | None = None
@@ -91,12 +80,10 @@ class Floor:
 
     async def generate(self) -> tuple[list[int], list[float]]:
         """Send one request; return its ids and their logprobs."""
-        body = request_body(self._prompts[self.done % len(self._prompts)], uuid.uuid4().hex)
+        body = self._wire.request(self._prompts[self.done % len(self._prompts)], uuid.uuid4().hex)
         async with self.session.post(self._generate_url, data=body, headers=_HEADERS) as response:
             raw = await response.read()
-        answer = orjson.loads(raw)
-        ids: list[int] = answer["output_ids"]
-        logprobs: list[float] = [item[0] for item in answer["meta_info"]["output_token_logprobs"]]
+        ids, logprobs = self._wire.read(orjson.loads(raw))
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} ids, {len(logprobs)} logprobs")
         self.done += 1
@@ -143,13 +130,13 @@ class _Window:
             self.closed = True
 
 
-async def measure(url: str, in_flight: int, total: int) -> dict[str, Any]:
+async def measure(url: str, in_flight: int, total: int, dialect: str = "sglang") -> dict[str, Any]:
     """Measure CPU per request at `in_flight` requests, over `total` of them, warm.
 
     Returns:
         `in_flight`, `total`, `cpu_ms_per_request`, `wall_s`, `requests_per_s`.
     """
-    async with Floor(url) as floor:
+    async with Floor(url, dialect) as floor:
         window = _Window(floor, in_flight, total)
 
         async def keep_one_in_flight() -> None:
@@ -197,20 +184,64 @@ async def _abort_and_read_once(floor: Floor, count: int) -> float:
     return time.perf_counter() - start
 
 
+async def fill(url: str, count: int) -> float:
+    """Time from the first of `count` requests, over connections still to be opened, until the engine runs them all.
+
+    The engine must hold generations, and be asked by nobody else.
+    """
+    async with Floor(url) as floor:
+        start = time.perf_counter()
+        tasks: list[asyncio.Task[Any]] = []
+        for index in range(count):
+            tasks.append(asyncio.create_task(floor.generate(), name=f"held:{index}"))
+            if len(tasks) % OPEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        while (await floor.control("GET", "busy"))["running"] < count:  # noqa: ASYNC110
+            await asyncio.sleep(FILL_POLL_S)  # as below
+        elapsed_s = time.perf_counter() - start
+        await floor.control("POST", "abort_request", {"abort_all": True})
+        await asyncio.gather(*tasks)
+        return elapsed_s
+
+
+async def keep(urls: Sequence[str], in_flight: int) -> None:
+    """Keep `in_flight` requests at each of these engines, until cancelled."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        opened: list[asyncio.Task[None]] = []
+        for url in urls:
+            floor = await stack.enter_async_context(Floor(url))
+            for index in range(in_flight):
+                opened.append(tasks.create_task(_for_ever(floor), name=f"keep:{url}:{index}"))
+                await _paced(opened)
+
+
+async def _for_ever(floor: Floor) -> None:
+    while True:
+        await floor.generate()
+
+
 async def _run(args: argparse.Namespace) -> dict[str, Any]:
+    url = args.url[0]
+    if args.keep:
+        await keep(args.url, args.keep)
     if args.abort_and_read:
-        elapsed_s = await abort_and_read(args.url, args.abort_and_read)
+        elapsed_s = await abort_and_read(url, args.abort_and_read)
         return {"count": args.abort_and_read, "elapsed_s": elapsed_s}
-    return await measure(args.url, args.in_flight, args.total)
+    if args.fill:
+        return {"count": args.fill, "elapsed_s": await fill(url, args.fill)}
+    return await measure(url, args.in_flight, args.total, args.dialect)
 
 
 def main() -> None:
     """Measure once and print one JSON line."""
     parser = argparse.ArgumentParser(prog="bench.floor", description="The bare client that others are compared with.")
-    parser.add_argument("--url", required=True)
+    parser.add_argument("--url", required=True, nargs="+", help="one, or several to keep busy")
+    parser.add_argument("--dialect", choices=WIRES, default="sglang")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--total", type=int, default=6400)
     parser.add_argument("--abort-and-read", type=int, default=0, metavar="N", help="time an abort of N held requests")
+    parser.add_argument("--keep", type=int, default=0, metavar="N", help="keep N requests at each, until ended")
+    parser.add_argument("--fill", type=int, default=0, metavar="N", help="time until N requests are held")
     raise_open_files()
     print(orjson.dumps(asyncio.run(_run(parser.parse_args()))).decode(), flush=True)
 

@@ -67,7 +67,7 @@ def run(case: int, rounds: int) -> Point:
     """Measure one case, by turns; the first pause opens the connections and is not counted."""
     with Child("bench.canned", "--port", 0, "--hold") as engine:
         url = f"http://127.0.0.1:{engine.ready_line[0]}"
-        with Served(url, case, MAX_TOKENS) as served:
+        with Served([url], case, MAX_TOKENS) as served:
             ours(served, url, case)
             pairs = []
             for number in range(rounds):

@@ -21,12 +21,14 @@ import orjson
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Child", "ChildFailedError", "cpu_time_s", "raise_open_files"]
+__all__ = ["PARENT_POLL_S", "Child", "ChildFailedError", "cpu_time_s", "raise_open_files"]
 
 READY_TIMEOUT_S = 60.0
 """Default patience, in seconds, for a child's ready line: an import of everything on a busy machine, and much more."""
 GRACE_S = 10.0
 """Time from the polite end of a child to the forced one, in seconds."""
+PARENT_POLL_S = 0.5
+"""How often a child looks for its parent, whose death sends no event, in seconds."""
 TAIL_LINES = 30
 """Lines of a failed child's output that the error quotes."""
 CPUCLOCK_SCHED = 2
@@ -193,6 +195,11 @@ class Child:
             return self._started.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise self._failed(f"still running after {timeout_s:.1f} s") from None
+
+    def kill(self) -> None:
+        """End it as a crash does: it gets to do nothing more."""
+        self._started.kill()
+        self.terminate()
 
     def terminate(self, grace_s: float = GRACE_S) -> int | None:
         """End it, politely for `grace_s`, then by force; return its exit status. Idempotent, safe before start."""

@@ -77,6 +77,10 @@ class ReplayBuffer:
                 return group
         return None
 
+    def due(self, now: float) -> bool:
+        """Whether an unfinished group may go on; asked before every start, so it stops at the first it finds."""
+        return any(group.not_before <= now for group in self._unfinished.values())
+
     def earliest(self) -> float | None:
         """When the next unfinished group may go on; None when there is none."""
         return min((group.not_before for group in self._unfinished.values()), default=None)

@@ -136,14 +136,13 @@ class Producer:
         if plan is None:
             return Decision("wait", "no_worker")
         now = asyncio.get_running_loop().time()
-        earliest = self._buffer.earliest()
         self._active_workers = len(self._pool.active)
         counts = Counts(
             gate_open=self._gate.is_open("train"),
             active_workers=self._active_workers,
             generating=self._rollouts.generating,
             unsettled_groups=self._ledger.unsettled_groups,
-            continuable=int(earliest is not None and earliest <= now),
+            continuable=int(self._buffer.due(now)),
             resting=self._caution.resting(now),
             doomed=self.doomed(),
         )

@@ -22,15 +22,16 @@ State = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """Closed (traffic), open (none until `retry_at`), half open (one trial)."""
+    """Closed (traffic), open (none until `retry_at`), half open (one trial, or all where that was `proved`)."""
 
-    __slots__ = ("_rng", "_seen", "failures", "opened", "retry_at", "state")
+    __slots__ = ("_rng", "_seen", "failures", "opened", "proved", "retry_at", "state")
 
     def __init__(self, rng: Random) -> None:
         self.state: State = "closed"
         self.failures = 0
         self.opened = 0
         self.retry_at = 0.0
+        self.proved = False
         self._seen: set[str] = set()
         self._rng = rng
 
@@ -60,6 +61,7 @@ class Breaker:
     def trip(self, now: float) -> None:
         """Open at once, for the next longer back-off."""
         self.state = "open"
+        self.proved = False
         self.opened += 1
         backoff = min(CAP_S, BASE_S * 2 ** min(self.opened - 1, 16))
         self.retry_at = now + backoff * self._rng.uniform(0.5, 1.0)
@@ -71,6 +73,11 @@ class Breaker:
         self.opened = 0
         self._seen.clear()
 
-    def half_open(self) -> None:
-        """Let one trial through."""
+    def look_again(self, now: float, wait_s: float) -> None:
+        """Stay open for at most so long: asking costs nothing, and was no trial that failed."""
+        self.retry_at = now + wait_s * self._rng.uniform(0.5, 1.0)
+
+    def half_open(self, *, proved: bool = False) -> None:
+        """Let one trial through, or all there is where the worker was just `proved` to work; a failure opens it."""
         self.state = "half_open"
+        self.proved = proved

@@ -35,6 +35,7 @@ _PROBE_S: Final = 2.0  # seconds between pings: shorter than the engines' keep-a
 _FIRST_REACH_S: Final = 0.25  # seconds between attempts to reach an engine that is still loading, doubling
 _REACH_CAP_S: Final = 5.0
 _REACH_OURS_S: Final = 1.0  # the same for an engine of ours, on this machine: nobody minds being asked
+_GONE_S: Final = 1.0  # seconds between two looks where nobody is: a refused connection costs nobody anything
 _LOST_PINGS: Final = 3  # pings without an answer before a worker counts as dead
 _RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined worker's own count
 _REFUSED_CAP_S: Final = 30.0  # seconds between two tries to bring the weights to a worker that refuses them
@@ -205,7 +206,11 @@ class Supervisor:
         _end_calls(worker)
 
     async def _recover(self, worker: Worker) -> None:
-        """RECOVERING, DEAD: wait out the back-off, ask again, and let one trial through."""
+        """RECOVERING, DEAD: wait out the back-off, ask again, and let one trial through.
+
+        A generation takes minutes, and one that is tried with a whole one has an empty engine meanwhile: it is tried
+        with a token first. Where that is made it gets all its traffic, until the first failure.
+        """
         wait_s = worker.breaker.retry_at - asyncio.get_running_loop().time()
         if wait_s > 0:
             await _attention(worker, wait_s)
@@ -216,16 +221,21 @@ class Supervisor:
         except WorkerFailure as failure:
             if not worker.absent:
                 worker.reason = str(failure)
-            worker.breaker.trip(asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            if failure.kind == "connection" and not failure.accepted:
+                worker.breaker.look_again(now, _GONE_S)
+            else:
+                worker.breaker.trip(now)
             if failure.kind in _PARTLY and worker.breaker.opened > _PATIENCE and not worker.standing:
                 _end_calls(worker)
             return
-        if not (health.alive and health.ready) and not await self._works(worker):
+        works = await self._works(worker)
+        if not (health.alive and health.ready) and not works:
             worker.reason = f"it is not ready: {health.reason}"
             worker.breaker.trip(asyncio.get_running_loop().time())
             return
         if worker.state in (WorkerState.RECOVERING, WorkerState.DEAD):
-            worker.breaker.half_open()
+            worker.breaker.half_open(proved=works)
             await self._let_in(worker, info)
 
     async def _release(self, worker: Worker) -> None:

@@ -269,7 +269,8 @@ class Worker:
         """Whether a new request may be sent now."""
         if self.state is not WorkerState.ACTIVE or self.held or self.unsure or self.freeze is not None:
             return False
-        limit = self.limit if self.breaker.state == "closed" else min(1, self.limit)
+        breaker = self.breaker
+        limit = self.limit if breaker.state == "closed" or breaker.proved else min(1, self.limit)
         return len(self.calls) < limit
 
     @property

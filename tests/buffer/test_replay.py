@@ -111,6 +111,8 @@ class BufferMoves(RuleBasedStateMachine):
         assert [group.group_id for group in buffer.ready_groups()] == self.ready
         assert (buffer.ready, buffer.unfinished) == (len(self.ready), len(self.unfinished))
         assert buffer.earliest() == min((rest for _, rest in self.unfinished), default=None)
+        for now in (0.0, 5.0, *(rest for _, rest in self.unfinished)):
+            assert buffer.due(now) is any(rest <= now for _, rest in self.unfinished)
         held = {lease.batch_id: [group.group_id for group in lease.groups] for lease in buffer.leases}
         assert held == {batch_id: groups for batch_id, (groups, _) in self.leases.items()}
         assert {batch_id: buffer.fate(batch_id) for batch_id in self.ended} == self.ended

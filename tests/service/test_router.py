@@ -280,7 +280,7 @@ async def test_preflight_looks_behind_the_router() -> None:
         config = make_config({"url": router.url, "engines": [a.url, b.url]})
         found = (await ask_engines(config, transport))["w0"]
         assert isinstance(found, EngineProfile)
-        await b.refuse()
+        await b.kill()
         failed = (await ask_engines(config, transport))["w0"]
         assert isinstance(failed, WorkerFailure)
         assert failed.kind == "incomplete"

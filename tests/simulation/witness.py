@@ -24,6 +24,8 @@ __all__ = ["Shadow", "Witness"]
 
 _S: Final = SampleStatus
 _GOING_ON: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
+_TRIED: Final = frozenset({WorkerState.QUARANTINED, WorkerState.RECOVERING, WorkerState.DEAD})
+"""Workers whose engine may be asked for a token that nobody waits for: they get no traffic."""
 
 
 class Shadow:
@@ -64,7 +66,7 @@ class Witness:
         worker, breaks = self._life.worker(endpoint), self._world.breaks
         call = worker.calls.get(request.rid)
         if call is None:  # a canary
-            if worker.state is not WorkerState.QUARANTINED:
+            if worker.state not in _TRIED:
                 breaks("P9", f"{worker} is asked for a token nobody waits for")
             request.lane = "canary"
             return

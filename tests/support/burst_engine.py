@@ -18,8 +18,11 @@ import socket
 import time
 from typing import Final
 
-from bench.canned import PARENT_POLL_S, Bodies, Connection, Engine
-from bench.process import raise_open_files
+from bench.canned import sglang
+from bench.canned.bodies import Bodies
+from bench.canned.connection import Connection
+from bench.canned.engine import Engine
+from bench.process import PARENT_POLL_S, raise_open_files
 
 __all__ = ["BurstEngine"]
 
@@ -37,8 +40,9 @@ class BurstEngine(Engine):
     """
 
     def __init__(self, door: socket.socket, expected: int) -> None:
-        bodies = Bodies(_TOKENS, 32000, "0")
-        super().__init__(bodies, delay_s=None, partial_tokens=_TOKENS // 2, prompt_tokens=128)
+        bodies = Bodies(sglang.answer, response_tokens=_TOKENS, vocab=32000, weight_version="0")
+        super().__init__(bodies, duration_s=None, partial_tokens=_TOKENS // 2)
+        sglang.speak(self)
         self._door = door
         self._expected = expected
         self._aborted_at: list[float] = []
@@ -46,6 +50,7 @@ class BurstEngine(Engine):
         self.routes[b"/shut"] = self._shut
         self.routes[b"/burst"] = self._begin
         self.routes[b"/marks"] = self._marks
+        self._abort = self.routes[b"/abort_request"]
         self.routes[b"/abort_request"] = self._marked_abort
 
     def _shut(self, connection: Connection, _: bytes) -> None:
@@ -57,13 +62,13 @@ class BurstEngine(Engine):
     def _begin(self, connection: Connection, _: bytes) -> None:
         connection.answer(b"")
         self._burst.append(time.monotonic())
-        self._some(list(self._live)[: self._expected])
+        self._some(list(self.live)[: self._expected])
 
     def _some(self, left: list[bytes]) -> None:
         for rid in left[:_SLICE]:
-            generation = self._live.get(rid)
+            generation = self.live.get(rid)
             if generation is not None:
-                self._answer(generation, _TOKENS, "length")
+                self.answer(generation, _TOKENS, "length")
         if len(left) > _SLICE:
             self._loop.call_soon(self._some, left[_SLICE:])
         else:

@@ -17,9 +17,16 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+<<<<<<< HEAD
 from bench.canned import PARENT_POLL_S, Bodies
 from bench.process import raise_open_files
 from tests.support.face import reset_connection
+=======
+from bench.canned import sglang
+from bench.canned.bodies import Bodies
+from bench.process import PARENT_POLL_S, raise_open_files
+from tests.support.sglang_routes import reset_connection
+>>>>>>> 48b13db (Benches: how busy the slots are; canned engines on many ports, in three dialects)
 
 __all__ = ["FAULTS", "STATUSES"]
 
@@ -50,7 +57,7 @@ class ChaosEngine:
     def __init__(self, version: str) -> None:
         self.fault = "none"
         self.delay_s: float | None = None
-        self._bodies = Bodies(_WHOLE, 32000, version)
+        self._bodies = Bodies(sglang.answer, response_tokens=_WHOLE, vocab=32000, weight_version=version)
         self._live: dict[str, _Outcome] = {}
         self._news = asyncio.Event()
         self._statuses = 0
@@ -96,8 +103,7 @@ class ChaosEngine:
             self._news.set()
         tokens = _PARTIAL if finish == "abort" else _WHOLE
         tokens = min(tokens, int(body["sampling_params"]["max_new_tokens"]))
-        head, middle, tail = self._bodies.pieces(tokens, finish)
-        return await self._answer(request, b"".join((head, rid.encode(), middle, b"%d" % len(body["input_ids"]), tail)))
+        return await self._answer(request, self._bodies.body(tokens, finish, rid.encode(), len(body["input_ids"])))
 
     @property
     def _at_once(self) -> bool:

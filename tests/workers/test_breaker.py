@@ -83,3 +83,24 @@ def test_no_exponent_grows_without_bound() -> None:
     for _ in range(5000):
         breaker.trip(0.0)
     assert CAP_S / 2 <= breaker.retry_at <= CAP_S
+
+
+def test_a_proved_worker_is_not_tried_with_one_request() -> None:
+    """It is half open all the same: the next failure opens it, for longer than before, and proves nothing."""  # P19
+    breaker = opened(Breaker(Random(0)))
+    breaker.half_open(proved=True)
+    assert breaker.proved
+    assert breaker.failed(0.0, "s", hard=False)
+    assert (breaker.state, breaker.opened) == ("open", 2)
+    breaker.half_open()
+    assert not breaker.proved
+
+
+@given(seeds, st.floats(0, 1e6), st.integers(1, 100))
+def test_where_nobody_is_it_is_looked_at_again_soon(seed: int, now: float, times: int) -> None:
+    """However long nobody is there: the wait does not grow, nor does what a failed trial costs after."""  # P19
+    breaker = opened(Breaker(Random(seed)), now)
+    for _ in range(times):
+        breaker.look_again(now, 1.0)
+        assert 0.5 - 1e-6 <= breaker.retry_at - now <= 1.0 + 1e-6
+    assert (breaker.state, breaker.opened) == ("open", 1)
