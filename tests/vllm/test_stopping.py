@@ -113,7 +113,6 @@ async def test_an_abort_over_a_freeze_takes_effect(engine: Server) -> None:
 
 async def test_a_cancelled_stream_frees_its_slot(engine: Server) -> None:
     """The service stops while an answer streams: nothing runs in the engine afterwards."""  # P9
-    settings = {"max_tokens": LONG, "stream": True, "pause": {"deadline_s": 5.0}}
-    async with vllm_stage(engine, **settings) as made, generated(engine, 20):
+    async with vllm_stage(engine, max_tokens=LONG, stream=True) as made, generated(engine, 20):
         await made.push(2)
     await settled(engine)

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_svc.startup import StartTimeout
 from tests.vllm.models import TOLERANCE, Oracle
-from tests.vllm.server import Server
+from tests.vllm.server import CONTEXT, SLOTS, Server
 from tests.vllm.site import answers, prompt_ids, spans, vllm_stage
 
 COUNT = 6
@@ -33,7 +33,9 @@ async def test_logprobs_are_those_of_the_policy_that_drew(engine: Server, oracle
     async with vllm_stage(engine, temperature=0.5, max_tokens=LENGTH) as made:
         await made.push(1)
         [sample] = await answers(made)
-        assert made.worker().profile.logprobs == "processed"
+        profile = made.worker().profile
+    assert profile is not None
+    assert (profile.logprobs, profile.context, profile.max_running) == ("processed", CONTEXT, SLOTS)
     wanted = oracle.logprobs("a", prompt_ids(0), sample["response_ids"], temperature=0.5)
     assert sample["logprobs"] == pytest.approx(wanted, abs=TOLERANCE)
 
