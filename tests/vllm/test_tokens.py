@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_svc.startup import StartTimeout
+from rollout_svc.workers.worker import WorkerState
 from tests.vllm.models import TOLERANCE, Oracle
 from tests.vllm.server import CONTEXT, SLOTS, Server
 from tests.vllm.site import answers, prompt_ids, spans, vllm_stage
@@ -71,8 +71,11 @@ async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: Server) ->
 
 @pytest.mark.smoke
 async def test_a_wrong_key_is_told_with_the_engines_answer(engine: Server) -> None:
-    """A bearer key that is refused: the start fails in one line that names the worker and what it answered."""  # P35
-    with pytest.raises(StartTimeout, match=r"w0.*(401|[Uu]nauthorized)") as refused:
-        async with vllm_stage(engine, worker={"api_key": "another"}):
-            pass
-    assert "\n" not in str(refused.value)
+    """A bearer key that is refused costs no sample: the worker is out, and says what it was answered."""  # P18
+    async with vllm_stage(engine, worker={"api_key": "another"}) as made:
+        await made.push(1)
+        worker = made.worker()
+        assert worker.state is WorkerState.RECOVERING
+        assert "Unauthorized" in worker.reason
+        assert "\n" not in worker.reason
+        assert (made.samples("admitted"), made.samples("failed")) == (0, 0)
