@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from tests.support.stage import Stage, lines, stage
 from tests.vllm.server import API_KEY, SLOTS, Server
 
-__all__ = ["WAIT_S", "answers", "generated", "prompt_ids", "settled", "sole", "spans", "vllm_stage"]
+__all__ = ["WAIT_S", "answers", "generated", "look", "prompt_ids", "settled", "sole", "spans", "vllm_stage"]
 
 WAIT_S: Final = 60.0
 """What the engine does takes seconds; on cores that others use, many."""
@@ -105,8 +105,3 @@ async def generated(server: Server, tokens: int) -> AsyncIterator[None]:
 async def settled(server: Server) -> None:
     """Wait until the engine's own gauges say that nothing runs or waits there; they lag by a step."""
     await look(lambda: server.load() == (0, 0), "the engine is idle")
-
-
-def texts(samples: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """The tokens of each."""
-    return [sample["response_ids"] for sample in samples]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.vllm.models import TOLERANCE, Oracle
 from tests.vllm.server import SLOTS, Server
-from tests.vllm.site import WAIT_S, answers, generated, prompt_ids, settled, sole, spans, vllm_stage
+from tests.vllm.site import answers, generated, look, prompt_ids, settled, sole, spans, vllm_stage
 
 LONG = 900
 """Tokens of an answer that takes seconds."""
@@ -71,9 +71,7 @@ async def test_a_burst_is_stopped_before_it_is_under_way(engine: Server, oracle:
     length = 200
     async with vllm_stage(engine, max_tokens=length, in_flight=BURST) as made:
         await made.push(BURST)
-        async with asyncio.timeout(WAIT_S):
-            while made.parts.pool.in_flight["train"] < BURST:
-                await asyncio.sleep(0)  # no longer than until the last call is sent
+        await look(lambda: made.parts.pool.in_flight["train"] == BURST, "all are under way")
         report = await made.pause()
         assert report.clean, report
         tally = report.workers["w0"]
