@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["API_KEY", "CONTEXT", "ENGINE_PYTHON", "SLOTS", "Server"]
+__all__ = ["API_KEY", "BOOT_S", "CONTEXT", "ENGINE_PYTHON", "SLOTS", "Server"]
 
 ROOT: Final = Path(__file__).parents[2]
 ENGINE_PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
@@ -81,7 +81,7 @@ class Server:
         return [str(word) for word in (*module, *FLAGS, *sizes, *where)]
 
     def launch(self) -> None:
-        """Start it, and return at once."""
+        """Start it, and return at once; to be called in the main thread, for it ends with the thread that did."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command,

@@ -6,10 +6,10 @@ import asyncio
 
 from rollout_svc.workers.worker import WorkerState
 from tests.vllm.models import Oracle
-from tests.vllm.server import SLOTS, Server
+from tests.vllm.server import BOOT_S, SLOTS, Server
 from tests.vllm.site import WAIT_S, generated, look, prompt_ids, spans, vllm_stage
 
-LONG = 900
+LONG = 600
 BACK_S = 60.0
 """From the engine's first healthy answer to the last group, in seconds: back-off, weights, and the answers."""
 
@@ -25,7 +25,8 @@ async def test_an_engine_core_that_was_killed_is_survived(engine: Server, oracle
         await made.until(lambda: made.worker().state is not WorkerState.ACTIVE, "it is out of traffic", WAIT_S)
         assert made.samples("failed") == 0
         await asyncio.to_thread(engine.stop)
-        await asyncio.to_thread(engine.start)
+        engine.launch()
+        await look(engine.is_healthy, "it starts again", BOOT_S)
         samples = (await made.take(1, SLOTS, BACK_S))["groups"]
         assert made.samples("failed") == 0
     for group in samples:

@@ -11,7 +11,7 @@ from tests.vllm.models import TOLERANCE, Oracle
 from tests.vllm.server import SLOTS, Server
 from tests.vllm.site import answers, generated, look, prompt_ids, settled, sole, spans, vllm_stage
 
-LONG = 900
+LONG = 1200
 """Tokens of an answer that takes seconds."""
 BURST = 40
 
@@ -68,7 +68,7 @@ async def test_queued_requests_are_aborted_too(engine: Server, oracle: Oracle) -
 
 async def test_a_burst_is_stopped_before_it_is_under_way(engine: Server, oracle: Oracle) -> None:
     """An abort of all that races 40 requests: in time, idle by the engine's own gauges, the books right."""  # P8 P9
-    length = 200
+    length = 100
     async with vllm_stage(engine, max_tokens=length, in_flight=BURST) as made:
         await made.push(BURST)
         await look(lambda: made.parts.pool.in_flight["train"] == BURST, "all are under way")

@@ -16,7 +16,10 @@ from tests.vllm.server import Server
 from tests.vllm.site import answers, generated, prompt_ids, spans, vllm_stage
 
 LENGTH = 48
-LONG = 900
+TRIED_S = 10.0
+"""How long an engine is watched that must not come back, in seconds."""
+LONG = 1800
+"""Tokens of an answer that takes seconds, also seen from an engine whose server has hardly a core."""
 CACHED = [(7 * n + 3) % 500 for n in range(300)]
 """A prompt of two whole blocks of the engine's prefix cache, and some."""
 
@@ -103,11 +106,31 @@ async def test_weights_a_trainer_moved_itself_are_adopted(engine: Server, oracle
 
 
 async def test_a_load_that_failed_keeps_the_engine_from_traffic(engine: Server, tmp_path: Path) -> None:
-    """After a failed load vLLM has no weights, under the old label: not one request may go there."""  # P24
+    """After a failed load the engine has no weights, and dies of the next request: not one may go there."""  # P24
+    missing = {"kind": "disk", "path": str(tmp_path / "none")}
     async with vllm_stage(engine, max_tokens=LENGTH) as made:
         await one(made, 0)
         with pytest.raises(NotNow, match="did not reach w0"):
-            await made.service.update_weights(1, {"kind": "disk", "path": str(tmp_path / "none")}, pause={})
+            await made.service.update_weights(1, missing, pause={})
         await made.resume()
+        await made.push(1, 1)
+        tried = asyncio.create_task(made.take(1, 1, TRIED_S), name="take")  # long enough for it to be tried again
+        with pytest.raises(NotNow):
+            await tried
         assert made.worker().state is not WorkerState.ACTIVE
-    await asyncio.to_thread(engine.stop)
+        assert await asyncio.to_thread(engine.is_up)
+
+
+async def test_a_load_that_failed_is_undone_by_the_last_that_did_not(
+    engine: Server, oracle: Oracle, tmp_path: Path
+) -> None:
+    """Where there are weights to go back to they are loaded again, and the engine has traffic again."""  # P19 P24
+    missing = {"kind": "disk", "path": str(tmp_path / "none")}
+    async with vllm_stage(engine, max_tokens=LENGTH) as made:
+        await made.service.update_weights(1, disk(oracle, "b"), pause={})
+        with pytest.raises(NotNow, match="did not reach w0"):
+            await made.service.update_weights(2, missing, pause={})
+        await made.resume()
+        sample = await one(made, 0, 1)
+    assert spans(sample) == [(1, 0, LENGTH)]
+    assert oracle.is_greedy("b", prompt_ids(0), sample["response_ids"])
