@@ -107,10 +107,12 @@ class EngineInfo:
     Attributes:
         weight_label: as sent; None where it has none.
         process: what tells this process from the next one at the same address; None where it does not say.
+        half_loaded: weights began to load there and never ended: what it has is no version of any.
     """
 
     weight_label: str | None
     process: str | None = None
+    half_loaded: bool = False
 
     @property
     def weight_version(self) -> int | None:

@@ -83,7 +83,7 @@ class Fleet:
             if not undisturbed():
                 return "something came in between"
             try:
-                kept_out = await self._bring_up(worker)
+                kept_out = await self._bring_up(worker, half_loaded=info.half_loaded)
             except WorkerFailure as failure:
                 return f"weights: {failure}"
             if kept_out is not None:
@@ -92,8 +92,10 @@ class Fleet:
                 self._anyone = True
                 return None
 
-    async def _bring_up(self, worker: Worker) -> str | None:
+    async def _bring_up(self, worker: Worker, *, half_loaded: bool) -> str | None:
         """One try; None when the worker has what was the fleet's version at its start."""
+        if half_loaded and (self.source is None or self.source.path is None):
+            return "weights began to load there and never ended, and there are none to load instead: restart it"
         if worker.version is None and self.source is None and self.version == self._initial_version:
             # A label that is no integer says nothing: no update has been made, so these are the initial weights.
             await self.set_label(worker, self._initial_version)

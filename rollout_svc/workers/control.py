@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -72,7 +73,7 @@ class Control:
             raise WorkerFailure("disagree", f"the engines behind it have different weights: {labels}")
         processes = [info.process for info in infos if info.process is not None]
         together = " ".join(processes) if len(processes) == len(infos) else None
-        return EngineInfo(infos[0].weight_label, together)
+        return replace(infos[0], process=together)
 
     async def ping(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> Health:
         """Probe; raises WorkerFailure where nobody answers."""
