@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+VLLM   := .venv-vllm
 ARGS   ?=
 SEEDS  ?= 0:3000
 JOBS   ?= 2
 
-.PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench chaos chaos-smoke test-wheel test-router clean
+.PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench
+.PHONY: chaos chaos-smoke test-router test-vllm test-vllm-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -60,6 +62,22 @@ chaos-smoke: $(VENV)/.installed ## The same, small: 256 in flight, 100 flaps (un
 	CHAOS_SMOKE=1 $(BIN)/python -m pytest -s tests/chaos/test_flaps.py
 	CHAOS_SMOKE=1 $(BIN)/python -m pytest -s tests/chaos --ignore=tests/chaos/test_flaps.py $(ARGS)
 
+# A real vLLM on a CPU, in an environment of its own: its torch and its transformers are not ours. pip has to find the CPU
+# build of torch; torchvision and the others come as CUDA builds, which break transformers beside it.
+$(VLLM)/.installed: tests/vllm/requirements.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -r tests/vllm/requirements.txt
+	$(VLLM)/bin/pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# All of it, green, is written down: `.ci/run` does not repeat it on the same files.
+test-vllm: $(VENV)/.installed $(VLLM)/.installed ## Run the tests against a real vLLM (@FULL@; ARGS="-k burst").
+	$(BIN)/python -m pytest tests/vllm $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m tests.vllm.choose --record)
+
+test-vllm-smoke: $(VENV)/.installed $(VLLM)/.installed ## The few of them that show most (@SMOKE@).
+	$(BIN)/python -m pytest tests/vllm -m smoke $(ARGS)
+
 # The tests once more, against what users install: in a folder without the sources, in an environment of its own.
 test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.
 	rm -rf dist .venv-wheel .wheel-tests
@@ -80,4 +98,5 @@ test-router: $(VENV)/.installed .venv-router/.installed ## Test behind a real sg
 	$(BIN)/python -m pytest -s tests/router $(ARGS)
 
 clean: ## Remove everything that was made.
-	rm -rf $(VENV) .venv-wheel .venv-router .wheel-tests dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) .venv-wheel .venv-router .wheel-tests dist demo-out
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis

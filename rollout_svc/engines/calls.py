@@ -107,11 +107,13 @@ class EngineInfo:
     Attributes:
         weight_label: as sent; None where it has none, and for several engines behind one worker that do not agree.
         process: what tells this process from the next one at the same address; None where it does not say.
+        half_loaded: weights began to load there and never ended: what it has is no version of any.
         differing: what each of several engines that do not agree said, by url.
     """
 
     weight_label: str | None
     process: str | None = None
+    half_loaded: bool = False
     differing: tuple[tuple[str, str | None], ...] = ()
 
     def __str__(self) -> str:

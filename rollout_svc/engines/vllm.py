@@ -27,6 +27,7 @@ from rollout_svc.errors import WorkerFailure
 __all__ = ["VLLMDialect"]
 
 _NOT_FOUND: Final = 404
+_LOADING: Final = "loading "  # what the label begins with from before a load until after it
 _UNAVAILABLE: Final = 503
 _CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 # vLLM ignores keys it does not know: those of other engines would be lost without a word.
@@ -147,7 +148,9 @@ class VLLMDialect:
     def parse_info(self, reply: Reply) -> EngineInfo:
         """Read the weight label; there is none without the development mode."""
         label = None if reply.status == _NOT_FOUND else control_body(reply).get("weight_version")
-        return EngineInfo(weight_label=None if label is None else str(label))
+        if label is None:
+            return EngineInfo(weight_label=None)
+        return EngineInfo(weight_label=str(label), half_loaded=str(label).startswith(_LOADING))
 
     def loads(self) -> Call:
         """`/metrics`: what runs and waits, as of the engine's last step."""
@@ -179,7 +182,12 @@ class VLLMDialect:
         """
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         load = Call("POST", "/collective_rpc", orjson.dumps(body), admin=True)
-        return [_label(f"loading {version}"), load, *(self.flush_cache() if flush else ()), *self.set_version(version)]
+        return [
+            _label(f"{_LOADING}{version}"),
+            load,
+            *(self.flush_cache() if flush else ()),
+            *self.set_version(version),
+        ]
 
     def set_version(self, version: int) -> list[Call]:
         """`/update_weight_version`: a label, no more; none where nobody can set it."""

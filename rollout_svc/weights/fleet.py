@@ -94,6 +94,8 @@ class Fleet:
 
     async def _bring_up(self, worker: Worker, info: EngineInfo) -> str | None:
         """One try; None when the worker has what was the fleet's version at its start."""
+        if info.half_loaded and (self.source is None or self.source.path is None):
+            return "weights began to load there and never ended, and there are none to load instead: restart it"
         if (
             worker.version is None
             and self.source is None

@@ -70,10 +70,11 @@ def merged_info(infos: Mapping[str, EngineInfo]) -> EngineInfo:
     labels = {url: info.weight_label for url, info in infos.items()}
     processes = [info.process for info in infos.values() if info.process is not None]
     process = " ".join(processes) if len(processes) == len(infos) else None
+    half_loaded = any(info.half_loaded for info in infos.values())
     first, *others = labels.values()
     if all(label == first for label in others):
-        return EngineInfo(first, process)
-    return EngineInfo(None, process, tuple(labels.items()))
+        return EngineInfo(first, process, half_loaded)
+    return EngineInfo(None, process, half_loaded, differing=tuple(labels.items()))
 
 
 def merged_profile(profiles: Mapping[str, EngineProfile]) -> EngineProfile:

@@ -305,6 +305,22 @@ async def test_a_failed_load_is_not_hidden_by_its_label() -> None:
         assert (other.weight_version, other.dead) == ("1", False)
 
 
+async def test_half_loaded_weights_are_not_taken_for_those_of_the_start() -> None:
+    """The first load of all failed, and there is no other: the engine stays out until it was restarted."""  # P24
+    async with FakeVLLM() as engine, over(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        engine.fail_update = True
+        with pytest.raises(NotNow):
+            await made.service.update_weights(1, DISK, pause={})
+        await made.resume()
+        worker = made.worker()
+        await made.until(lambda: "restart it" in worker.reason, "it was tried again")
+        assert (worker.state, len(engine.requests), engine.dead) == (WorkerState.QUARANTINED, 1, False)
+        engine.set_version("default")  # as after a restart
+        await made.until(lambda: worker.state is WorkerState.ACTIVE)
+        assert engine.weight_version == "0"
+
+
 @pytest.mark.parametrize("labels", [True, False])
 async def test_weights_the_trainer_moved(labels: bool) -> None:
     """Confirmed where the trainer labelled them, labelled where not; caches are dropped."""  # P24 P25
