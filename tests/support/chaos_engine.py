@@ -17,16 +17,10 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-<<<<<<< HEAD
-from bench.canned import PARENT_POLL_S, Bodies
-from bench.process import raise_open_files
-from tests.support.face import reset_connection
-=======
 from bench.canned import sglang
 from bench.canned.bodies import Bodies
 from bench.process import PARENT_POLL_S, raise_open_files
-from tests.support.sglang_routes import reset_connection
->>>>>>> 48b13db (Benches: how busy the slots are; canned engines on many ports, in three dialects)
+from tests.support.face import reset_connection
 
 __all__ = ["FAULTS", "STATUSES"]
 
