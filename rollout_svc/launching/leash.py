@@ -33,9 +33,9 @@ __all__ = ["GRACE_S", "leashed"]
 
 GRACE_S: Final = 5.0
 """Seconds between the request to stop and the end, where the starter cannot say so any more."""
-_REST_S: Final = 1.0  # seconds that what a command left behind has to end by itself
+_REST_S: Final = 3.0  # seconds that what a command left behind has to end by itself, and to unlink its shared memory
 _LOOK_S: Final = 0.5  # seconds between two looks at whether the starter is still there
-_POLL_S: Final = 0.01  # seconds between two looks at processes that were killed
+_POLL_S: Final = 0.01  # seconds between two looks at processes that are to end
 _REAP_S: Final = 10.0  # seconds that killed processes have to go: one that is stuck in a driver may never
 _NOT_FOUND: Final = 127  # what a shell answers for a command that it cannot run
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
@@ -53,30 +53,26 @@ def leashed(command: Sequence[str], report: int = -1) -> list[str]:
 
 
 class _Leash:
-    """The command's process, and how it is to end."""
+    """The command's process, and how it is to end.
 
-    def __init__(self, child: int, starter: int) -> None:
-        self.child = child
+    Args:
+        child: the command's process, which leads a session.
+        starter: who has to live.
+        signals: where the numbers of signals to this process can be read.
+    """
+
+    def __init__(self, child: int, starter: int, signals: int) -> None:
+        self._child = child
         self._starter = starter
+        self._signals = signals
         self._status: int | None = None  # of the command, once it has ended: its exit code, or minus its signal
         self._held = True
         self._kill_at = float("inf")  # monotonic seconds
 
-    def watch(self, signals: int) -> int:
-        """Wait until the command has ended; returns how.
-
-        Args:
-            signals: where the numbers of signals to this process can be read.
-        """
+    def watch(self) -> int:
+        """Wait until the command has ended; returns how."""
         while self._status is None:
-            wait_s = max(0.0, min(_LOOK_S, self._kill_at - time.monotonic()))
-            ready = select.select([0, signals] if self._held else [signals], [], [], wait_s)[0]
-            if signals in ready and signal.SIGTERM in os.read(signals, 64):
-                self._ask()
-            if 0 in ready:
-                self._told(os.read(0, 64))
-            if self._held and os.getppid() != self._starter:
-                self._told(b"")
+            self._listen(_LOOK_S)
             if time.monotonic() >= self._kill_at:
                 self._kill()
             self._reap()
@@ -84,11 +80,11 @@ class _Leash:
 
     def end_rest(self) -> None:
         """End what the command left behind: asked first, unless it is to be killed."""
-        end = min(self._kill_at, time.monotonic() + _REST_S)
+        self._kill_at = min(self._kill_at, time.monotonic() + _REST_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.child, signal.SIGTERM)
-            while self._reap() and time.monotonic() < end:
-                time.sleep(_POLL_S)
+            os.killpg(self._child, signal.SIGTERM)
+            while self._reap() and time.monotonic() < self._kill_at:
+                self._listen(_POLL_S)
         self._kill()
         end = time.monotonic() + _REAP_S
         while self._reap() and time.monotonic() < end:
@@ -96,6 +92,17 @@ class _Leash:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_POLL_S)
+
+    def _listen(self, wait_s: float) -> None:
+        """Hear what is asked for, or that a child ended, for so long at most."""
+        wait_s = min(wait_s, max(_POLL_S, self._kill_at - time.monotonic()))
+        ready = select.select([0, self._signals] if self._held else [self._signals], [], [], wait_s)[0]
+        if self._signals in ready and signal.SIGTERM in os.read(self._signals, 64):
+            self._ask()
+        if 0 in ready:
+            self._told(os.read(0, 64))
+        if self._held and os.getppid() != self._starter:
+            self._told(b"")
 
     def _told(self, words: bytes) -> None:
         if not words:
@@ -108,12 +115,12 @@ class _Leash:
             self._kill_at = min(self._kill_at, time.monotonic() + GRACE_S)
 
     def _ask(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.child, signal.SIGTERM)
+        if self._status is None:
+            os.kill(self._child, signal.SIGTERM)
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter where all that is left are zombies
-            os.killpg(self.child, signal.SIGKILL)
+            os.killpg(self._child, signal.SIGKILL)
 
     def _reap(self) -> bool:
         """Collect who has ended; returns whether any child is left."""
@@ -122,7 +129,7 @@ class _Leash:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
-            if pid == self.child:
+            if pid == self._child:
                 self._status = os.waitstatus_to_exitcode(status)
             elif pid == 0:
                 return True
@@ -199,8 +206,8 @@ def _main(arguments: list[str]) -> None:
         _report(report, f"exit {_NOT_FOUND}")
         os._exit(_NOT_FOUND)
     _report(report, f"pid {child.pid}")
-    leash = _Leash(child.pid, starter)
-    code = leash.watch(signals)
+    leash = _Leash(child.pid, starter, signals)
+    code = leash.watch()
     _report(report, f"exit {code}")
     leash.end_rest()
     _end_as(code)

@@ -37,21 +37,17 @@ _TAIL_BYTES: Final = 16_384  # of a log that are looked at
 class LeashedProcess(asyncio.Protocol):
     """A process on a leash; reads what its leash reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, leash: subprocess.Popen[bytes]) -> None:
         loop = asyncio.get_running_loop()
         self.pid = 0
         self.started: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[int | None] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()
         self._said = b""
-        self._leash: subprocess.Popen[bytes] | None = None
+        self._leash = leash
 
     def __repr__(self) -> str:
         return f"<LeashedProcess {self.pid or 'starting'}{' ended' if self.ended.done() else ''}>"
-
-    def hold(self, leash: subprocess.Popen[bytes]) -> None:
-        """Take the leash."""
-        self._leash = leash
 
     def ask(self) -> None:
         """Ask it to stop; nothing where it has ended."""
@@ -63,12 +59,12 @@ class LeashedProcess(asyncio.Protocol):
 
     def let_go(self) -> None:
         """Give the leash back: what still runs is asked, and killed by its leash soon after."""
-        if self._leash is not None and self._leash.stdin is not None:
+        if self._leash.stdin is not None:
             with contextlib.suppress(OSError):
                 self._leash.stdin.close()
 
     def _tell(self, word: bytes) -> None:
-        if self._leash is not None and self._leash.stdin is not None and not self._leash.stdin.closed:
+        if self._leash.stdin is not None and not self._leash.stdin.closed:
             with contextlib.suppress(OSError):
                 os.write(self._leash.stdin.fileno(), word)
 
@@ -93,7 +89,7 @@ class LeashedProcess(asyncio.Protocol):
         self._collect()
 
     def _collect(self) -> None:
-        if self._leash is not None and self._leash.poll() is None:
+        if self._leash.poll() is None:
             asyncio.get_running_loop().call_later(_REAP_POLL_S, self._collect)
             return
         self.let_go()
@@ -133,10 +129,16 @@ class ProcessLauncher:
         Raises:
             LaunchFailed: its log cannot be written, or the system has no room for another process.
         """
-        starting = asyncio.ensure_future(self._start(launch))
+        name = f"start:{launch.log.name}"
+        starting = asyncio.get_running_loop().create_task(self._start(launch), name=name)
         self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
+        starting.add_done_callback(self._started)
         return await asyncio.shield(starting)
+
+    def _started(self, starting: asyncio.Future[LeashedProcess]) -> None:
+        self._starting.discard(starting)
+        if not starting.cancelled():
+            starting.exception()  # seen, also where whoever asked was cancelled
 
     async def _start(self, launch: Launch) -> LeashedProcess:
         loop = asyncio.get_running_loop()
@@ -144,8 +146,8 @@ class ProcessLauncher:
             leash, reports = await asyncio.to_thread(_spawn, launch)
         except OSError as error:
             raise LaunchFailed(f"{error.filename or launch.command[0]}: {error.strerror or error}") from error
-        _, process = await loop.connect_read_pipe(LeashedProcess, os.fdopen(reports, "rb", buffering=0))
-        process.hold(leash)
+        pipe = os.fdopen(reports, "rb", buffering=0)
+        _, process = await loop.connect_read_pipe(lambda: LeashedProcess(leash), pipe)
         self._processes.add(process)
         process.ended.add_done_callback(lambda _: self._processes.discard(process))
         await asyncio.wait({process.started}, timeout=_START_S)

@@ -31,7 +31,7 @@ from rollout_svc.workers.worker import Worker, WorkerState
 __all__ = ["Launching"]
 
 _GRACE_S: Final = 10.0  # seconds a removed engine has to end by itself
-_KILLED_S: Final = 5.0  # seconds after a kill in which its end is waited for
+_KILLED_S: Final = 5.0  # seconds in which the end of what is killed, or left behind, is waited for
 
 
 @dataclass(slots=True)

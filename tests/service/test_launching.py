@@ -168,6 +168,16 @@ async def test_a_command_that_ends_at_once_fails_the_start(tmp_path: Path) -> No
         assert made.worker().state is WorkerState.DEAD
 
 
+async def test_a_log_that_cannot_be_written_fails_the_start(tmp_path: Path) -> None:
+    """P35: what was a folder when the configuration was read is none any more: the start says which."""
+    settings = engine(tmp_path)
+    async with stage(settings, ready=False) as made:
+        tmp_path.joinpath("logs").touch()
+        with pytest.raises(StartFailed, match=r"could not be started: .*/logs: File exists"):
+            await made.service.ready()
+        assert not made.of(EngineStarted)
+
+
 async def test_an_engine_that_loads_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not answer for as long as it likes; progress names its log; only the end of its process restarts it."""
     monkeypatch.setattr("rollout_svc.startup._PROGRESS_S", 0.1)
