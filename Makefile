@@ -71,11 +71,11 @@ $(VLLM)/.installed: tests/vllm/requirements.txt
 	@touch $@
 
 # All of it, green, is written down: `.ci/run` does not repeat it on the same files.
-test-vllm: $(VENV)/.installed $(VLLM)/.installed ## Run the tests against a real vLLM (@FULL@; ARGS="-k burst").
+test-vllm: $(VENV)/.installed $(VLLM)/.installed ## Run the tests against a real vLLM (about 5 minutes; ARGS="-k burst").
 	$(BIN)/python -m pytest tests/vllm $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.vllm.choose --record)
 
-test-vllm-smoke: $(VENV)/.installed $(VLLM)/.installed ## The few of them that show most (@SMOKE@).
+test-vllm-smoke: $(VENV)/.installed $(VLLM)/.installed ## The few of them that show most (about 2 minutes).
 	$(BIN)/python -m pytest tests/vllm -m smoke $(ARGS)
 
 # The tests once more, against what users install: in a folder without the sources, in an environment of its own.

@@ -12,16 +12,29 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from rollout_svc.pause.report import PauseReport
 from tests.support.stage import Stage, lines, stage
 from tests.vllm.server import API_KEY, SLOTS, Server
 
-__all__ = ["WAIT_S", "answers", "generated", "look", "prompt_ids", "settled", "sole", "spans", "vllm_stage"]
+__all__ = [
+    "WAIT_S",
+    "answers",
+    "generated",
+    "look",
+    "met_half_done",
+    "prompt_ids",
+    "settled",
+    "sole",
+    "spans",
+    "vllm_stage",
+]
 
 WAIT_S: Final = 60.0
 """What the engine does takes seconds; on cores that others use, many."""
 DEADLINE_S: Final = 20.0
 """Of a pause: on two cores an abort posted into a burst has waited four seconds for its turn."""
 LOOK_S: Final = 0.02
+TRIES: Final = 5
 
 
 @asynccontextmanager
@@ -68,10 +81,37 @@ def prompt_ids(number: int) -> list[int]:
 
 
 async def answers(made: Stage, groups: int = 1, step: int = 0) -> list[dict[str, Any]]:
-    """Take so many groups of one sample; the samples, in the order of their prompts."""
+    """Take so many groups of one sample, for good; the samples, in the order of their prompts."""
     batch = await made.take(step, groups, WAIT_S)
+    await made.service.ack(batch["batch_id"])
     found = sorted(batch["groups"], key=lambda group: int(group["prompt"]["id"][1:]))
     return [sample for group in found for sample in group["samples"]]
+
+
+async def met_half_done(
+    made: Stage, server: Server, tokens: int, half_done: Callable[[], bool], **pause: Any
+) -> tuple[int, PauseReport]:
+    """Push one prompt after the other until a pause met its answer half done; the prompt's number, and the report.
+
+    A server without a core to itself can be seconds late with what it has: an answer may be whole when the pause comes.
+
+    Args:
+        made: the service; nothing else is under way.
+        server: the engine.
+        tokens: how many it has made, at the least, when the pause begins.
+        half_done: asked after the pause.
+        pause: how to pause.
+    """
+    for number in range(TRIES):
+        async with generated(server, tokens):
+            await made.push(1, number)
+        report = await made.pause(**pause)
+        assert report.clean
+        if half_done():
+            return number, report
+        await made.resume()
+        await answers(made)
+    raise AssertionError(f"{TRIES} answers were whole before they could be stopped")
 
 
 def sole(made: Stage) -> Any:

@@ -13,13 +13,13 @@ from rollout_svc.workers.worker import WorkerState
 from tests.support.stage import Stage
 from tests.vllm.models import TOLERANCE, Oracle
 from tests.vllm.server import Server
-from tests.vllm.site import answers, generated, prompt_ids, spans, vllm_stage
+from tests.vllm.site import answers, met_half_done, prompt_ids, spans, vllm_stage
 
 LENGTH = 48
 TRIED_S = 10.0
 """How long an engine is watched that must not come back, in seconds."""
-LONG = 1800
-"""Tokens of an answer that takes seconds, also seen from an engine whose server has hardly a core."""
+LONG = 1200
+"""Tokens of an answer that takes seconds."""
 CACHED = [(7 * n + 3) % 500 for n in range(300)]
 """A prompt of two whole blocks of the engine's prefix cache, and some."""
 
@@ -69,9 +69,8 @@ async def test_no_prefix_of_the_old_weights_is_read_under_the_new(engine: Server
 async def test_an_answer_frozen_over_a_swap_has_two_versions(engine: Server, oracle: Oracle, kv: str) -> None:
     """Frozen mid-flight it goes on under the new weights, and says where; without its cache, from a fresh one."""  # P7
     async with vllm_stage(engine, max_tokens=LONG) as made:
-        async with generated(engine, 100):
-            await made.push(1)
-        assert (await made.pause(mode="keep", kv=kv)).clean
+        held = made.worker().calls
+        number, _ = await met_half_done(made, engine, 100, lambda: bool(held), mode="keep", kv=kv)
         await made.service.update_weights(1, disk(oracle, "b"))
         await made.resume(weight_version=1)
         [sample] = await answers(made, 1, 1)
@@ -79,7 +78,7 @@ async def test_an_answer_frozen_over_a_swap_has_two_versions(engine: Server, ora
     assert found == [(0, 0, swap), (1, swap, LONG)]
     assert (start, end) == (0, LONG)
     assert 100 <= swap < LONG
-    prompt, ids = prompt_ids(0), sample["response_ids"]
+    prompt, ids = prompt_ids(number), sample["response_ids"]
     assert oracle.is_greedy("a", prompt, ids[:swap])
     assert not oracle.is_greedy("a", prompt + ids[:swap], ids[swap:])
     # With its old cache the new weights read what the old ones wrote: no plain forward says what comes then.
