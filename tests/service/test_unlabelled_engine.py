@@ -108,6 +108,16 @@ async def killed_and_back(made: Stage, engine: FakeLMDeploy) -> None:
     await engine.listen()
 
 
+def answer_canaries(call: Call) -> Reply | None:
+    """Make the one token a worker is tried with before it gets traffic again."""
+    return Reply(finish="length") if call.prompt_ids == [0] else None
+
+
+def traffic(engine: FakeLMDeploy) -> list[Call]:
+    """Every request but canaries."""
+    return [call for call in engine.requests if call.prompt_ids != [0]]
+
+
 @pytest.mark.parametrize("metrics", [True, False])
 async def test_restarted_after_an_update_it_waits_for_the_next(metrics: bool) -> None:
     """It has the weights of its start and cannot say so: no traffic before an update that names it."""  # P19 P24
@@ -116,6 +126,7 @@ async def test_restarted_after_an_update_it_waits_for_the_next(metrics: bool) ->
         await engine.wait_running(1)
         await updated(made, engine, 1)
         await engine.wait_requests(2)
+        engine.answer = answer_canaries
         await killed_and_back(made, engine)
         await made.until(lambda: made.worker().state is WorkerState.QUARANTINED)
         assert "unlabelled weights" in made.worker().reason
@@ -123,9 +134,9 @@ async def test_restarted_after_an_update_it_waits_for_the_next(metrics: bool) ->
         with pytest.raises(NotNow):
             await updated(made, engine, 2)  # whoever moved the weights did not say that it got them
         await made.until(lambda: made.worker().state is WorkerState.QUARANTINED)
-        assert len(engine.requests) == 2
+        assert len(traffic(engine)) == 2
         await updated(made, engine, 2, workers=["w0"])
-        await engine.wait_requests(3)
+        await engine.until(lambda: len(traffic(engine)) == 3, "it gets traffic")
         engine.release(tokens=[7, 2])
         assert spans(await made.take(step=2))[0][-1]["version"] == 2
 
@@ -135,8 +146,9 @@ async def test_restarted_before_any_update_it_is_let_in(metrics: bool) -> None:
     """No update was made: what it starts with is what it had."""  # P19
     async with FakeLMDeploy(metrics=metrics) as engine, stage(engine, pushed=1) as made:
         await engine.wait_running(1)
+        engine.answer = answer_canaries
         await killed_and_back(made, engine)
-        await engine.wait_requests(2)
+        await engine.until(lambda: len(traffic(engine)) == 2, "it gets traffic")
         engine.release(tokens=[7, 2])
         assert spans(await made.take()) == [[stamped(0, 0, 2)]]
 
