@@ -19,6 +19,7 @@ __all__ = [
     "BatchAcked",
     "BatchTaken",
     "ComponentDied",
+    "EngineDoubted",
     "EngineExited",
     "EngineStarted",
     "EnginesLoading",
@@ -164,6 +165,14 @@ class EngineExited(Event):
     log: str
     restart_in_s: float | None
     last_words: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDoubted(Event):
+    """Something about an engine works, and should not be left so; `path` is the setting it is about."""
+
+    path: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)

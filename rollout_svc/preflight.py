@@ -63,6 +63,7 @@ def doubts(config: Config, answers: Answers) -> list[Problem]:
         if profile.dialect == "vllm" and _UNGUARDED & set(profile.capabilities):
             words = "whoever reaches its port can stop it, freeze it and change its weights: vLLM wants no key for that"
             found.append(Problem(name.at("url"), f"{name}: {words}"))
+        found += _short_context(config, name, profile)
         found += _doubtful_logprobs(config, name, profile)
         batch = config.workers[name.index].max_batch
         if batch is not None and profile.max_running is not None and batch > profile.max_running:
@@ -128,9 +129,15 @@ def _lacking(config: Config, name: _Name, profile: EngineProfile) -> Iterator[Pr
         at = f"tasks.{index}.sampling"
         if dialect is not None and (refused := dialect().refuses(task.sampling)):
             yield Problem(at, f"{who} cannot do {refused}")
+
+
+def _short_context(config: Config, name: _Name, profile: EngineProfile) -> Iterator[Problem]:
+    """An engine ends an answer at its context, as if that were the budget."""
+    for index, task in enumerate(config.tasks):
         if profile.context is not None and profile.context < task.sampling.max_tokens:
             words = f"has a context of {profile.context} tokens, the prompt's included: {task.sampling.max_tokens}"
-            yield Problem(f"{at}.max_tokens", f"{who} {words} are asked for")
+            at = f"tasks.{index}.sampling.max_tokens"
+            yield Problem(at, f"{name} ({profile.dialect}) {words} are asked for")
 
 
 def _doubtful_logprobs(config: Config, name: _Name, profile: EngineProfile) -> Iterator[Problem]:

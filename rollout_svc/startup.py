@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from rollout_svc.errors import RolloutError
-from rollout_svc.events import EnginesLoading, EventBus
+from rollout_svc.assembly import worker_ids
+from rollout_svc.config import Config
+from rollout_svc.engines import EngineProfile
+from rollout_svc.errors import ConfigError, RolloutError, WorkerFailure
+from rollout_svc.events import EngineDoubted, EnginesLoading, EventBus
+from rollout_svc.preflight import complaints, doubts
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
-__all__ = ["StartFailed", "StartTimeout", "wait_for_engines"]
+__all__ = ["StartFailed", "StartTimeout", "refuse_unfit", "wait_for_engines"]
 
 _PROGRESS_S: Final = 5.0  # seconds between two words about engines that are still loading
 
@@ -63,6 +67,26 @@ async def wait_for_engines(pool: WorkerPool, bus: EventBus, timeout_s: float) ->
                 bus.emit(EnginesLoading(waiting, len(pool.workers) - len(waiting), elapsed_s, timeout_s))
     finally:
         unsubscribe()
+
+
+def refuse_unfit(config: Config, pool: WorkerPool, bus: EventBus) -> None:
+    """Hold what the engines said they are against the settings, before anything is generated.
+
+    Emits an `EngineDoubted` for what will work and should not be left so.
+
+    Raises:
+        ConfigError: everything that would fail, each line naming the worker and what it answered.
+    """
+    answers: dict[str, EngineProfile | WorkerFailure] = {}
+    for worker_id in worker_ids(config):
+        worker = pool.workers.get(worker_id)
+        answer = None if worker is None else worker.refusal or worker.profile
+        if answer is not None:
+            answers[worker_id] = answer
+    for doubt in doubts(config, answers):
+        bus.emit(EngineDoubted(doubt.path, doubt.message))
+    if problems := complaints(config, answers):
+        raise ConfigError(problems)
 
 
 def _log_of(worker: Worker) -> str:

@@ -151,8 +151,8 @@ async def test_the_record_of_a_preflight() -> None:
     assert {"abort", "count"} <= set(first["capabilities"])
     assert second.keys() == {"id", "url", "limit", "failure", "launched"}
     assert second["failure"].startswith("connection: ")
-    assert [problem["path"] for problem in report["problems"]] == ["workers.1.url", "tasks.0.sampling.max_tokens"]
-    assert [warning["path"] for warning in report["warnings"]] == ["tasks.0.sampling"]
+    assert [problem["path"] for problem in report["problems"]] == ["workers.1.url"]
+    assert [warning["path"] for warning in report["warnings"]] == ["tasks.0.sampling.max_tokens", "tasks.0.sampling"]
 
 
 async def test_asking_can_be_cancelled() -> None:

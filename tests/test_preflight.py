@@ -111,10 +111,11 @@ def test_a_sampling_setting_that_an_engine_cannot_do_is_refused_by_name(monkeypa
 
 def test_a_context_shorter_than_what_is_asked_for_is_named() -> None:
     """Tokens of the context and tokens asked for, both."""
-    [problem] = complaints(config(sampling={"max_tokens": 4097}), fleet(ABLE))
-    assert problem.path == "tasks.0.sampling.max_tokens"
-    assert "a context of 4096 tokens, the prompt's included: 4097 are asked for" in problem.message
-    assert complaints(config(sampling={"max_tokens": 4096}), fleet(ABLE)) == []
+    [doubt] = doubts(config(sampling={"max_tokens": 4097}), fleet(ABLE))
+    assert doubt.path == "tasks.0.sampling.max_tokens"
+    assert "a context of 4096 tokens, the prompt's included: 4097 are asked for" in doubt.message
+    assert doubts(config(sampling={"max_tokens": 4096}), fleet(ABLE)) == []
+    assert complaints(config(sampling={"max_tokens": 4097}), fleet(ABLE)) == []  # the engine ends at its context
 
 
 @pytest.mark.parametrize(

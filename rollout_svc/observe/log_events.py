@@ -27,6 +27,7 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.WorkerChanged: ("worker.changed", "info"),
     events.EngineStarted: ("engine.started", "info"),
     events.EngineExited: ("engine.exited", "error"),
+    events.EngineDoubted: ("engine.doubted", "warning"),
     events.EnginesLoading: ("engines.loading", "info"),
     events.ProducerWaiting: ("producer.waiting", "warning"),
     events.PauseStarted: ("pause.started", "debug"),

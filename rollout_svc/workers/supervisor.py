@@ -124,6 +124,7 @@ class Supervisor:
             except WorkerFailure as failure:
                 if failure.kind in REFUSING:
                     worker.heard()
+                    worker.refusal = failure
                     worker.breaker.trip(asyncio.get_running_loop().time())
                     worker.become(WorkerState.RECOVERING, str(failure))
                     return

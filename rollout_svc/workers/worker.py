@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
+from rollout_svc.errors import WorkerFailure
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
 from rollout_svc.workers.launched import Launched
@@ -195,6 +196,7 @@ class Worker:
         "profile",
         "quarantine",
         "reason",
+        "refusal",
         "refusals",
         "residual",
         "single_aborts",
@@ -248,6 +250,7 @@ class Worker:
         self.incarnation = 1
         self.probe_failures = 0
         self.refusals = 0
+        self.refusal: WorkerFailure | None = None  # what it said when it was first asked, if that was no
         self.residual: int | None = None
         self.quarantine: Quarantine | None = None
         self.held = False
@@ -310,7 +313,7 @@ class Worker:
 
     def introduce(self, dialect: Dialect, profile: EngineProfile) -> None:
         """It said what it is: it is spoken to so from now on."""
-        self.dialect, self.profile = dialect, profile
+        self.dialect, self.profile, self.refusal = dialect, profile, None
 
     def is_same(self, info: EngineInfo) -> bool:
         """Whether the process there is certainly the one that was let in."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollout_svc.config import WorkerConfig
-from rollout_svc.errors import NotNow
+from rollout_svc.errors import ConfigError, NotNow
 from rollout_svc.events import ProducerWaiting, RequestRetried, SampleFailed, WorkerChanged
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_sglang import Call, Cut, FakeSGLang, Reply, Reset, Status
@@ -90,13 +90,34 @@ async def test_a_back_off_ends_when_the_gate_closes() -> None:
         await engine.wait_requests(2)
 
 
+async def test_a_wrong_key_is_refused_at_the_start() -> None:
+    """The settings cannot work with what the engine answered: nothing begins, and a line says why."""  # P35
+    async with (
+        FakeSGLang(api_key="right") as engine,
+        stage({"url": engine.url, "api_key": "wrong"}, pushed=3, ready=False) as made,
+    ):
+        with pytest.raises(ConfigError, match=f"workers.0.api_key: w0 at {engine.url} refuses the key: .*401"):
+            await made.service.ready()
+        assert not engine.requests
+        assert made.service.state == "starting"
+
+
+async def test_engines_that_do_not_serve_the_same_are_refused_at_the_start() -> None:
+    """Their samples would be trained on together."""  # P35
+    async with (
+        FakeSGLang(model_path="one") as one,
+        FakeSGLang(model_path="other") as other,
+        stage(one, other, ready=False) as made,
+    ):
+        with pytest.raises(ConfigError, match=r"workers.1.url: w1 at .* has model 'other', w0 at .* has 'one'"):
+            await made.service.ready()
+
+
 async def test_a_wrong_key_uses_up_no_prompt() -> None:
     """An engine that refuses our key is left alone; once the key is right the run begins."""  # P18
-    async with (
-        FakeSGLang(weight_version="0", api_key="right") as engine,
-        stage({"url": engine.url, "api_key": "wrong"}, pushed=3) as made,
-    ):
-        await made.until(lambda: bool(made.of(ProducerWaiting)))
+    async with FakeSGLang(weight_version="0", api_key="right") as engine, stage(pushed=3) as made:
+        await made.service.add_worker(WorkerConfig(url=engine.url, api_key="wrong"))
+        await made.until(lambda: made.worker().state is not WorkerState.STARTING and bool(made.of(ProducerWaiting)))
         assert made.worker().state is WorkerState.RECOVERING
         assert "unauthorized" in made.worker().reason
         await assert_untouched(made, 3)
