@@ -320,8 +320,12 @@ class Worker:
         return info.process is not None and info.process == self.process
 
     def meet(self, info: EngineInfo) -> None:
-        """Take note of which process is there; what another one without labels has, nobody knows."""
-        if not self.labels and info.process != self.process:
+        """Take note of which process is there; what another one without labels has, nobody knows.
+
+        One that was out and cannot say which it is may be another. What it has is then what an update gave it since.
+        """
+        waited = self.quarantine is not None and self.quarantine.kind == "version"
+        if not self.labels and (info.process != self.process or (info.process is None and not waited)):
             self.version = None
         self.process = info.process
 

@@ -142,6 +142,27 @@ async def test_restarted_after_an_update_it_waits_for_the_next(metrics: bool) ->
 
 
 @pytest.mark.parametrize("metrics", [True, False])
+async def test_broken_under_load_and_restarted_it_waits_for_the_next(metrics: bool) -> None:
+    """Several groups saw it break, so it recovers and was never called dead: what it has is as unknown."""  # P7 P19
+    trainer = {"max_staleness": 4}
+    async with FakeLMDeploy(metrics=metrics) as engine, stage(engine, pushed=4, trainer=trainer) as made:
+        await engine.wait_running(4)
+        await updated(made, engine, 1)
+        await engine.wait_requests(8)
+        engine.answer = answer_canaries
+        await engine.kill()
+        await made.until(lambda: made.worker().state is WorkerState.RECOVERING)
+        engine.restarts += 1
+        await engine.listen()
+        await made.until(lambda: made.worker().state in (WorkerState.QUARANTINED, WorkerState.ACTIVE))
+        assert (made.worker().state, made.worker().version) == (WorkerState.QUARANTINED, None)
+        await updated(made, engine, 2, workers=["w0"])
+        await engine.until(lambda: len(traffic(engine)) == 12, "it gets traffic")
+        engine.release(tokens=[7, 2])
+        assert {each[-1]["version"] for each in spans(await made.take(step=2, groups=4))} == {2}
+
+
+@pytest.mark.parametrize("metrics", [True, False])
 async def test_restarted_before_any_update_it_is_let_in(metrics: bool) -> None:
     """No update was made: what it starts with is what it had."""  # P19
     async with FakeLMDeploy(metrics=metrics) as engine, stage(engine, pushed=1) as made:
