@@ -199,6 +199,7 @@ class WorkerPool:
             partial = self._partial(worker, call, request, reader)
             if partial is None:
                 raise
+            self._refuse_poison(sample, failure)  # what it brought is no progress if it breaks every worker
             return partial
         except Interrupted:
             partial = self._partial(worker, call, request, reader)

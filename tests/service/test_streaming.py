@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
+import orjson
 import pytest
 
-from rollout_svc.engines import SGLangDialect
+from rollout_svc.engines import Call, Endpoint, HttpTransport, Reply, SGLangDialect, StreamReader
 from rollout_svc.engines.sglang_stream import SGLangReader
-from tests.support.fake_sglang import Cut, FakeSGLang, Reply
+from rollout_svc.errors import WorkerFailure
+from rollout_svc.events import SampleFailed
+from tests.support.fake_sglang import Cut, FakeSGLang
+from tests.support.fake_sglang import Reply as Answer
 from tests.support.stage import PROMPT, stage
+
+TOKEN = orjson.dumps(
+    {
+        "output_ids": [5],
+        "meta_info": {"completion_tokens": 1, "finish_reason": None, "output_token_logprobs": [[-1.0, 5, None]]},
+    }
+)
 
 
 class Heard(SGLangDialect):
@@ -85,7 +97,7 @@ async def test_what_a_lost_engine_had_sent_moves_with_its_sample(how: str) -> No
         one.advance(one.calls("running")[0], 4)
         await heard.event.wait()
         if how == "cut":
-            one.release(fate=Cut(Reply(tokens=5)))
+            one.release(fate=Cut(Answer(tokens=5)))
         else:
             await one.kill()
         waits = [made.start(engine.wait_running(1)) for engine in (one, other)]
@@ -99,3 +111,43 @@ async def test_what_a_lost_engine_had_sent_moves_with_its_sample(how: str) -> No
         [record] = (await made.take())["groups"][0]["samples"]
         assert len(record["response_ids"]) == 5
         assert record["loss_mask"] == [1] * 5
+
+
+class Breaking(HttpTransport):
+    """Carries one token of an answer to a prompt with 66 in it, and breaks."""
+
+    __slots__ = ("broken",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = 0
+
+    def broke_since(self, before: int) -> bool:
+        """Whether it broke more often than that."""
+        return self.broken > before
+
+    async def stream(self, endpoint: Endpoint, call: Call, reader: StreamReader) -> Reply:
+        """Break, or carry."""
+        if 66 in orjson.loads(call.body or b"")["input_ids"]:
+            reader.feed(TOKEN)
+            self.broken += 1
+            raise WorkerFailure("connection", "it broke", hard=True, accepted=True)
+        return await super().stream(endpoint, call, reader)
+
+
+async def test_a_poison_prompt_that_streams_fails_for_good() -> None:
+    """What it brings before it breaks its engine is no progress that excuses it for ever."""  # P20
+    engine = FakeSGLang(weight_version="0")
+    engine.answer = lambda _: Answer(tokens=1)
+    async with engine, stage(*streaming(engine), transport=Breaking, producer={"max_attempts": 1}) as made:
+        transport = made.parts.transport
+        assert isinstance(transport, Breaking)
+        await made.push(1, first=66)
+        while transport.broken < 4:
+            before = transport.broken
+            await made.push(1, first=100 + before)
+            batch = await made.take(groups=1)
+            await made.service.ack(batch["batch_id"])
+            await made.bell.until(partial(transport.broke_since, before), "it breaks again", 10.0)
+        await made.until(lambda: made.groups("failed") == 1)
+        assert [failed.reason for failed in made.of(SampleFailed) if failed.final] == ["poison"]
