@@ -199,7 +199,8 @@ class WorkerPool:
             partial = self._partial(worker, call, request, reader)
             if partial is None:
                 raise
-            self._refuse_poison(sample, failure)  # what it brought is no progress if it breaks every worker
+            if partial.finish_reason == "abort":  # what it brought is no progress if it breaks every worker
+                self._refuse_poison(sample, failure)
             return partial
         except Interrupted:
             partial = self._partial(worker, call, request, reader)
@@ -294,11 +295,13 @@ class WorkerPool:
     def _partial(
         self, worker: Worker, call: EngineCall, request: GenerateRequest, reader: StreamReader | None
     ) -> Completion | None:
-        """What a stream had brought when its call ended early: an abort, which goes on elsewhere with its prefix."""
+        """What a stream had brought when its call ended early: an abort, which goes on elsewhere with its prefix.
+
+        Where only the end of the stream is missing it is the answer, for nothing may be generated past a stop.
+        """
         partial = None if reader is None else reader.partial()
         if partial is None:
             return None
-        partial.finish_reason = "abort"
         call.aborts += 1  # nobody has to have asked the engine for it
         try:
             self._check(worker, call, request, partial)

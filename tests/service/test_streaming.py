@@ -15,12 +15,18 @@ from rollout_svc.errors import WorkerFailure
 from rollout_svc.events import SampleFailed
 from tests.support.fake_sglang import Cut, FakeSGLang
 from tests.support.fake_sglang import Reply as Answer
+from tests.support.loops import TOOL_IDS
 from tests.support.stage import PROMPT, stage
 
 TOKEN = orjson.dumps(
     {
         "output_ids": [5],
-        "meta_info": {"completion_tokens": 1, "finish_reason": None, "output_token_logprobs": [[-1.0, 5, None]]},
+        "meta_info": {
+            "completion_tokens": 1,
+            "finish_reason": None,
+            "output_token_logprobs": [[-1.0, 5, 0]],
+            "weight_version": "0",
+        },
     }
 )
 
@@ -151,3 +157,35 @@ async def test_a_poison_prompt_that_streams_fails_for_good() -> None:
             await made.bell.until(partial(transport.broke_since, before), "it breaks again", 10.0)
         await made.until(lambda: made.groups("failed") == 1)
         assert [failed.reason for failed in made.of(SampleFailed) if failed.final] == ["poison"]
+
+
+class Curtailing(HttpTransport):
+    """Carries a first answer to its last token and its finish reason, and breaks before the stream has ended."""
+
+    __slots__ = ("carried",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.carried = 0
+
+    async def stream(self, endpoint: Endpoint, call: Call, reader: StreamReader) -> Reply:
+        """Break the first, carry the others."""
+        self.carried += 1
+        if self.carried == 1:
+            reader.feed(TOKEN.replace(b"null", b'{"type":"stop","matched":5}', 1))
+            raise WorkerFailure("connection", "it broke", hard=True, accepted=True)
+        return await super().stream(endpoint, call, reader)
+
+
+async def test_a_stop_that_came_is_a_stop() -> None:
+    """A turn whose stop was received is whole, although its connection broke: nothing is generated past it."""  # P6
+    path = {"path": "tests.support.loops:ToolUser"}
+    engine = FakeSGLang(weight_version="0")
+    async with engine, stage(*streaming(engine), transport=Curtailing, pushed=1, agent=path) as made:
+        made.agent.go_on.set()
+        await engine.wait_running(1)
+        [second] = engine.calls("running")
+        assert second.prompt_ids == [*PROMPT, 0, 5, *TOOL_IDS]
+        engine.release(tokens=[9])
+        [record] = (await made.take())["groups"][0]["samples"]
+        assert record["response_ids"] == [5, *TOOL_IDS, 9]
