@@ -263,7 +263,7 @@ class Supervisor:
         if worker.quarantine is not quarantine:
             return
         try:
-            info = await self._control.info(worker)
+            info = await self._look(worker)
         except WorkerFailure as failure:
             worker.reason = f"{quarantine.kind}: {failure}"
             return

@@ -384,3 +384,21 @@ async def test_a_sigterm_costs_no_sample() -> None:
         batch = await made.take(groups=4)
         assert len(batch["groups"]) == 4
         assert (batch["metrics"]["failed"], made.of(SampleFailed)) == ({}, [])
+
+
+async def test_one_that_was_restarted_with_another_switch_is_asked_again_what_it_is() -> None:
+    """Out of traffic for its weights, it was mended: what counts is what it can do now."""  # P9 P19
+    async with FakeVLLM(dev_mode=False) as engine, over(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        with pytest.raises(NotNow):
+            await made.service.update_weights(1, DISK, pause={})
+        engine.answer = answered
+        await made.resume()
+        worker = made.worker()
+        worker.put_in_quarantine("version", "an update it cannot take")
+        await engine.kill()
+        engine.dev_mode = True
+        await engine.restart()
+        await made.until(lambda: "freeze_keep_kv" in worker.capabilities, "what it can do is known")
+        await made.until(lambda: worker.state is WorkerState.ACTIVE)
+        assert (engine.weight_version, worker.version) == ("0", 0)
