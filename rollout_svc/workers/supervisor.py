@@ -293,7 +293,8 @@ class Supervisor:
         before, quarantine = worker.state, worker.quarantine
 
         def undisturbed() -> bool:
-            return self._admitting.is_set() and worker.state is before and worker.quarantine is quarantine
+            same = worker.state is before and worker.quarantine is quarantine and not worker.absent
+            return same and self._admitting.is_set()
 
         await self._admitting.wait()
         if not undisturbed():
@@ -330,6 +331,8 @@ class Supervisor:
         try:
             async with asyncio.timeout(_CANARY_S):
                 for engine, request in zip(worker.engines, requests, strict=True):
+                    if not self._admitting.is_set():
+                        return False
                     reply = await self._transport.data(engine, worker.dialect.generate(request))
                     worker.dialect.parse_generate(reply)
         except (WorkerFailure, SampleFailure, TimeoutError):

@@ -14,11 +14,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from rollout_svc.config import WorkerConfig
+from rollout_svc.engines import EngineInfo
 from rollout_svc.errors import BadRequest, ConfigError, NotNow
 from rollout_svc.events import EngineExited, EnginesLoading, EngineStarted, RequestAborted, WorkerChanged
 from rollout_svc.launching import policy
 from rollout_svc.service import RolloutService
 from rollout_svc.startup import StartFailed
+from rollout_svc.workers.launched import Launched
 from rollout_svc.workers.worker import Worker, WorkerState
 from tests.support.bell import WAIT_S
 from tests.support.fake_sglang import FakeSGLang
@@ -332,3 +334,13 @@ async def test_an_engine_comes_back_with_the_weights_of_the_fleet(tmp_path: Path
         assert {span["version"] for span in spans} == {1}
         assert worker.launched is not None
         assert worker.launched.starts == 2
+
+
+async def test_one_whose_process_ended_while_it_answered_is_not_let_in() -> None:
+    """Its last answers were good, and are nobody's any more: it gets no traffic before the next one answers."""  # P19
+    async with FakeSGLang(weight_version="0") as there, stage(there) as made:
+        worker = made.worker()
+        worker.launched = Launched("engine.log")
+        worker.become(WorkerState.STARTING, "its process is started again")
+        await made.parts.supervisor._let_in(worker, EngineInfo("0"))
+        assert (worker.absent, worker.state) == (True, WorkerState.STARTING)
