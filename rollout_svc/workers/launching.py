@@ -20,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from rollout_svc.config import LaunchConfig
+from rollout_svc.engines import Endpoint
 from rollout_svc.events import EngineExited, EngineStarted, EventBus
 from rollout_svc.launching import Launch, Launcher, LaunchFailed, Process, Restarts, choose_port, how_it_ended
 from rollout_svc.tasks import TaskOwner
@@ -180,14 +181,15 @@ class Launching:
     def _url(self, config: LaunchConfig, worker: Worker | None) -> str:
         port = config.port
         if port == "auto":
-            others = {_port(other) for other in self._pool.workers.values() if other is not worker}
-            before = None if worker is None else _port(worker)
+            workers = (other for other in self._pool.workers.values() if other is not worker)
+            others = {_port(place) for other in workers for place in (other.endpoint, *other.engines)}
+            before = None if worker is None else _port(worker.endpoint)
             port = choose_port(before, others, lambda free: self._launcher.is_free(config.host, free), self._rng)
         return config.url_at(port)
 
 
-def _port(worker: Worker) -> int | None:
-    return urlsplit(worker.endpoint.url).port
+def _port(place: Endpoint) -> int | None:
+    return urlsplit(place.url).port
 
 
 def _launch(config: LaunchConfig, url: str, log: str) -> Launch:

@@ -10,10 +10,10 @@ import pytest
 
 from rollout_svc.asking import ask_engines
 from rollout_svc.assembly import prepare
-from rollout_svc.config import WorkerConfig
+from rollout_svc.config import LaunchConfig, WorkerConfig
 from rollout_svc.engines import EngineProfile, HttpTransport
 from rollout_svc.errors import ConfigError, Conflict, NotNow, WorkerFailure
-from rollout_svc.workers import breaker
+from rollout_svc.workers import breaker, launching
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_router import FakeRouter
 from tests.support.fake_sglang import FakeSGLang, Reply, Reset, Status
@@ -334,3 +334,30 @@ def test_a_router_is_for_sglang() -> None:
     with pytest.raises(ConfigError) as raised:
         make_config({"url": "http://r", "engines": ["http://a"], "dialect": "vllm"})
     assert {problem.path for problem in raised.value.problems} <= {"workers.0.engines", "workers.0.dialect"}
+
+
+async def test_a_canary_behind_it_goes_no_further_once_a_pause_climbs() -> None:
+    """P9: the second engine is asked for no token after its own count may have said that it is idle."""
+    async with routed() as at:
+        supervisor, worker = at.made.parts.supervisor, at.made.worker()
+        works = at.made.start(supervisor._canary(worker))
+        await at.engines[0].wait_running(1)
+        supervisor.hold()
+        at.engines[0].release(tokens=1)
+        assert await works is False
+        assert at.engines[1].requests == []
+        supervisor.release()
+
+
+async def test_a_launched_engine_gets_no_port_of_an_engine_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even while that one is down: it will want it back."""
+    async with routed() as at:
+        taken: set[int | None] = set()
+
+        def chosen(before: int | None, others: set[int | None], *_: Any) -> int:
+            taken.update(others)
+            return before or 20_000
+
+        monkeypatch.setattr(launching, "choose_port", chosen)
+        at.made.parts.launching.place(LaunchConfig(command=("engine", "{port}")))
+        assert taken == {at.router.port, *(engine.port for engine in at.engines)}
