@@ -107,7 +107,7 @@ ROUTES: Final = (
         *("POST", "/v1/workers", calls.add_worker, answers.WorkerRecord),
         body=bodies.Worker,
         status=201,
-        refusals={409: ("duplicate",), 503: (*_ALIVE, "starting")},
+        refusals={409: ("duplicate", "no_port"), 503: (*_ALIVE, "starting")},
     ),
     Route(
         *("DELETE", "/v1/workers/{id}", calls.remove_worker, answers.Removed),
