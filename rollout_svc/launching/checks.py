@@ -35,6 +35,8 @@ def address_problems(config: LaunchConfig, where: str) -> list[Problem]:
         socket.getaddrinfo(config.host, None)
     except OSError as error:
         return [Problem(f"{where}.host", f"{config.host!r} is no address: {error.strerror}")]
+    except UnicodeError as error:  # no name can be so long, or have an empty part
+        return [Problem(f"{where}.host", f"{config.host!r} is no address: {error}")]
     if not ProcessLauncher.is_free(config.host, 0):
         return [Problem(f"{where}.host", f"{config.host!r} is no address of this machine")]
     if config.port != "auto" and not ProcessLauncher.is_free(config.host, config.port):
