@@ -17,6 +17,7 @@ from rollout_svc.assembly import make_worker, worker_ids
 from rollout_svc.config import Config
 from rollout_svc.engines import HttpTransport, Transport
 from rollout_svc.errors import Problem, WorkerFailure
+from rollout_svc.launching import taken_addresses
 from rollout_svc.plan import Plan
 from rollout_svc.preflight import ADMIN_KEY, Answer, complaints, doubts
 from rollout_svc.workers.control import Control
@@ -91,7 +92,7 @@ async def preflight(config: Config, plan: Plan) -> dict[str, Any]:
     """Ask everybody, and make the record of it: `workers`, `plan`, `warnings`, `problems` and whether all is `ok`."""
     async with HttpTransport() as transport:
         answers = await ask_engines(config, transport)
-    problems = complaints(config, answers)
+    problems = [*complaints(config, answers), *await asyncio.to_thread(taken_addresses, config.workers)]
     return {
         "ok": not problems,
         "workers": [

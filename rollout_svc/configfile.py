@@ -241,9 +241,10 @@ def _assign(data: dict[str, Any], steps: list[str], value: Any) -> str | None:
         if depth == len(steps) - 1:
             place[key] = value
             return None
-        if (place.get(key) if isinstance(place, dict) else place[key]) is None:
-            place[key] = [] if steps[depth + 1].isdecimal() else {}
-        place = place[key]
+        inside = place.get(key) if isinstance(place, dict) else place[key]
+        if inside is None:
+            inside = [] if steps[depth + 1].isdecimal() else {}
+        place[key] = place = copy.copy(inside)  # what a YAML alias stands for is at other places too
     return None
 
 

@@ -34,7 +34,7 @@ from rollout_svc.errors import (
 )
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
-from rollout_svc.launching import address_problems, launch_problems
+from rollout_svc.launching import address_problems, launch_problems, taken_addresses
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
@@ -143,10 +143,7 @@ class RolloutService:
 
     async def _addresses_are_free(self) -> bool:
         """Refuse to start where an engine that is to be launched could not listen; false where it was stopped since."""
-        problems = []
-        for index, worker in enumerate(self.config.workers):
-            if worker.launch is not None:
-                problems += await asyncio.to_thread(address_problems, worker.launch, f"workers.{index}.launch")
+        problems = await asyncio.to_thread(taken_addresses, self.config.workers)
         if problems:
             self._phase = "stopped"
             raise ConfigError(problems)

@@ -147,6 +147,8 @@ def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
         ("plan", "--trainer", "/no/such/file.yaml", "--workers", "1"),
         ("plan", "--trainer", CONFIGS / "trainer-example.yaml", "--workers", "-1"),
         ("status", "--url", "nope"),
+        ("engine", "--port", "99999"),
+        ("engine", "--port", "-1"),
         ("dance",),
     ],
 )

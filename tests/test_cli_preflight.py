@@ -66,6 +66,14 @@ def test_what_would_fail_is_named_and_exit_1(tmp_path: Path, engines: list[str])
     assert [worker["failure"] is None for worker in report["workers"]] == [True, True, False]
 
 
+def test_a_port_that_is_taken_fails_a_launch(tmp_path: Path, engines: list[str]) -> None:
+    """P35: where an engine is to be launched at a port of somebody else, the start would be refused so."""
+    port = int(engines[0].rpartition(":")[2])
+    code, said, _ = preflight(tmp_path, [], workers=[{"launch": {"command": ["{python}"], "port": port}}])
+    assert code == 1
+    assert f"problem: workers.0.launch.port: port {port} on 127.0.0.1 is in use" in said.splitlines()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(("--set", "workers.0.url=ftp://x"), "workers.0.url: "), (("--dry-run",), "--preflight: it reaches the engines")],

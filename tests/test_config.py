@@ -261,6 +261,20 @@ def test_names_and_addresses_are_unique() -> None:
     assert "already the url of worker 0" in problems["workers.1.url"]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "path"),
+    [
+        ({"url": "http://localhost:9"}, {"url": "http://127.0.0.1:9"}, "workers.1.url"),
+        ({"url": "http://Host"}, {"url": "http://host:80/"}, "workers.1.url"),
+        ({"url": "http://localhost:9"}, {"launch": {"command": ["e"], "port": 9}}, "workers.1.launch.port"),
+        ({"launch": {"command": ["e"], "port": 9, "host": "localhost"}}, {"url": "http://[::1]:9"}, None),
+    ],
+)
+def test_one_engine_under_two_names_is_refused(first: Any, second: Any, path: str | None) -> None:
+    """P35: two workers on one engine would abort each other's requests, whatever they call it."""
+    assert list(paths(workers=[first, second])) == [path or "workers.0.launch.port"]
+
+
 def test_a_service_has_work() -> None:
     """P35: a configuration without a task is refused; one without workers is not: they may come later."""
     assert "tasks" in paths(tasks=[])

@@ -113,6 +113,19 @@ def test_overrides_win(tmp_path: Path) -> None:
     assert config.service.token is None
 
 
+def test_an_override_is_of_one_place(tmp_path: Path) -> None:
+    """`--set` changes the worker it names, not the others that were written with its YAML anchor."""
+    engine = "{command: [e, '{port}'], env: {A: a}}"
+    path = write(tmp_path, MINIMAL + f"workers: [{{launch: &e {engine}}}, {{launch: *e}}]\n")
+    overrides = ["workers.0.launch.port=9", "workers.1.launch.env.A=b", "workers.1.launch.command.0=f"]
+    first, second = (worker.launch for worker in load_config(path, overrides).workers)
+    assert first is not None
+    assert second is not None
+    assert (first.port, second.port) == (9, "auto")
+    assert (first.env, second.env) == ({"A": "a"}, {"A": "b"})
+    assert (first.command[0], second.command[0]) == ("e", "f")
+
+
 def test_overrides_can_make_a_list(tmp_path: Path) -> None:
     """`--set workers.0.url=…` makes the first worker of a file that has none."""
     config = load_config(write(tmp_path, MINIMAL), ["workers.0.url=http://a:1"])

@@ -6,7 +6,7 @@ Invariants:
 - Unknown keys are refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -54,10 +54,20 @@ def only(value: T, *supported: T) -> T:
     return value
 
 
-def refuse_repeats(values: Sequence[object], field: tuple[str, ...], noun: str) -> None:
-    """Refuse a value that a field of an earlier item has already; None is no value."""
+def refuse_repeats(
+    values: Sequence[T | None], field: tuple[str, ...], noun: str, same: Callable[[T], object] = lambda value: value
+) -> None:
+    """Refuse a value that a field of an earlier item has already; None is no value.
+
+    Args:
+        values: of each item.
+        field: where it stands there.
+        noun: what the items are.
+        same: equal for values that mean the same.
+    """
+    meant = [None if value is None else same(value) for value in values]
     for index, value in enumerate(values):
-        first = values.index(value)
+        first = meant.index(meant[index])
         if first != index and value is not None:
             raise refuse((index, *field), f"{value!r} is already the {'.'.join(field)} of {noun} {first}")
 

@@ -310,12 +310,12 @@ class Config(Settings):
     @field_validator("workers")
     @classmethod
     def _unique_addresses(cls, workers: tuple[WorkerConfig, ...]) -> tuple[WorkerConfig, ...]:
-        refuse_repeats([worker.url for worker in workers], ("url",), "worker")
+        refuse_repeats([worker.url for worker in workers], ("url",), "worker", address_of)
         launched = [worker.launch.fixed_url if worker.launch is not None else None for worker in workers]
-        refuse_repeats(launched, ("launch", "port"), "worker")
-        given = {worker.url for worker in workers if worker.url is not None}
+        refuse_repeats(launched, ("launch", "port"), "worker", address_of)
+        given = {address_of(worker.url) for worker in workers if worker.url is not None}
         for index, url in enumerate(launched):
-            if url in given:
+            if url is not None and address_of(url) in given:
                 raise refuse((index, "launch", "port"), f"{url!r} is the url of another worker already")
         return workers
 

@@ -12,6 +12,7 @@ from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, re
 __all__ = ["LOG_FOLDER", "LaunchConfig", "WorkerConfig", "address_of"]
 
 _LAST_PORT: Final = 65535
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 LOG_FOLDER: Final = "engine-logs"
 """Where the logs of launched engines go unless a configuration says otherwise, below the folder the service runs in."""
@@ -52,7 +53,8 @@ def address_of(url: str) -> str:
     """The url as far as it says which engine is meant: two workers on one engine would abort each other's requests."""
     parts = urlsplit(url.lower())
     host = "127.0.0.1" if parts.hostname in ("localhost", "::1") else parts.hostname
-    return f"{parts.scheme}://{host}:{parts.port}{parts.path}"
+    port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    return f"{parts.scheme}://{host}:{port}{parts.path}"
 
 
 class LaunchConfig(Settings):

@@ -37,7 +37,7 @@ _HARD_STATUSES: Final = frozenset({401, 403, 404})
 _DIGITS: Final = b"0123456789,"
 _NUMBER_TYPES: Final = frozenset({int, float})
 _LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
-_EXCERPT_CHARS: Final = 200  # of a foreign body, kept in an error message
+_EXCERPT_BYTES: Final = 200  # of a foreign body, kept in an error message
 
 
 def failure_of(reply: Reply) -> WorkerFailure | SampleFailure:
@@ -54,8 +54,8 @@ def failure_of(reply: Reply) -> WorkerFailure | SampleFailure:
 
 
 def excerpt(reply: Reply) -> str:
-    """The beginning of a body, for a person."""
-    return reply.body[:_EXCERPT_CHARS].decode("utf-8", "replace")
+    """The beginning of a body, for a person: one line, for a proxy's page of HTML is many."""
+    return " ".join(reply.body[:_EXCERPT_BYTES].decode("utf-8", "replace").split())
 
 
 def check_status(reply: Reply) -> None:

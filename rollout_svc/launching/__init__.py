@@ -3,7 +3,7 @@
 What is decided (`policy`, `ports`) is apart from what is done (`processes`, `leash`).
 """
 
-from rollout_svc.launching.checks import address_problems, launch_problems
+from rollout_svc.launching.checks import address_problems, launch_problems, taken_addresses
 from rollout_svc.launching.launch import Launch, Launcher, LaunchFailed, Process, how_it_ended
 from rollout_svc.launching.leash import leashed
 from rollout_svc.launching.policy import Restarts
@@ -23,4 +23,5 @@ __all__ = [
     "launch_problems",
     "leashed",
     "tail",
+    "taken_addresses",
 ]

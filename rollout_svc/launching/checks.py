@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
-from rollout_svc.config import LaunchConfig
+from rollout_svc.config import LaunchConfig, WorkerConfig
 from rollout_svc.errors import Problem
 from rollout_svc.launching.processes import ProcessLauncher
 
-__all__ = ["address_problems", "launch_problems"]
+__all__ = ["address_problems", "launch_problems", "taken_addresses"]
 
 
 def launch_problems(config: LaunchConfig, where: str) -> list[Problem]:
@@ -42,6 +43,12 @@ def address_problems(config: LaunchConfig, where: str) -> list[Problem]:
     if config.port != "auto" and not ProcessLauncher.is_free(config.host, config.port):
         return [Problem(f"{where}.port", f"port {config.port} on {config.host} is in use")]
     return []
+
+
+def taken_addresses(workers: Iterable[WorkerConfig]) -> list[Problem]:
+    """Say the same of every configured worker that is launched."""
+    launched = ((f"workers.{index}.launch", worker.launch) for index, worker in enumerate(workers))
+    return [problem for where, config in launched if config is not None for problem in address_problems(config, where)]
 
 
 def _program_problem(config: LaunchConfig) -> str | None:
