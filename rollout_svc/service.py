@@ -143,7 +143,8 @@ class RolloutService:
 
     async def _addresses_are_free(self) -> bool:
         """Refuse to start where an engine that is to be launched could not listen; false where it was stopped since."""
-        problems = await asyncio.to_thread(taken_addresses, self.config.workers)
+        launched = any(worker.launch is not None for worker in self.config.workers)
+        problems = await asyncio.to_thread(taken_addresses, self.config.workers) if launched else []
         if problems:
             self._phase = "stopped"
             raise ConfigError(problems)

@@ -127,7 +127,7 @@ class HttpTransport:
                 try:
                     return await self._send(self._control, endpoint, call, headers)
                 except WorkerFailure as failure:
-                    if not isinstance(failure.__cause__, _CLOSED_UNDER_US):
+                    if not failure.accepted or not isinstance(failure.__cause__, _CLOSED_UNDER_US):
                         raise
                 return await self._send(self._control, endpoint, call, headers)
         except TimeoutError as error:

@@ -36,6 +36,7 @@ _WORKER_STATUSES: Final = {401: "unauthorized", 403: "forbidden", 404: "not_foun
 _HARD_STATUSES: Final = frozenset({401, 403, 404})
 _DIGITS: Final = b"0123456789,"
 _NUMBER_TYPES: Final = frozenset({int, float})
+_JSON_INTEGERS: Final = 2**63  # what a record is written with ends there
 _LOGPROB_ROUNDING: Final = 1e-3  # a log of a probability may come out this much above 0, in half precision
 _EXCERPT_BYTES: Final = 200  # of a foreign body, kept in an error message
 
@@ -106,11 +107,12 @@ def _are_logprobs(values: list[float]) -> bool:
 
 
 def version_of(label: object) -> int | None:
-    """The version a label means; None for one that is no integer."""
+    """The version a label means; None for one that is no integer, or none that JSON can carry on."""
     try:
-        return int(str(label))
+        version = int(str(label))
     except ValueError:
         return None
+    return version if abs(version) < _JSON_INTEGERS else None
 
 
 def spans_of(reported: Any, length: int) -> tuple[VersionSpan, ...]:

@@ -37,6 +37,7 @@ from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worke
 __all__ = ["WorkerPool"]
 
 _OK: Final = 200
+_UNANSWERED: Final = frozenset({"request_timeout", "dropped_by_router"})  # these say nothing of the engine
 _POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
 
 
@@ -207,8 +208,9 @@ class WorkerPool:
             if partial is None:
                 raise
             return partial
-        except SampleFailure:
-            worker.breaker.succeeded()  # it answered: what is wrong is the answer
+        except SampleFailure as failure:
+            if failure.reason not in _UNANSWERED:
+                worker.breaker.succeeded()  # it answered: what is wrong is the answer
             raise
         except asyncio.CancelledError:
             self._abort_at_engine(worker, call, "client")

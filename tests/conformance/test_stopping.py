@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from rollout_svc.config import SamplingConfig
+from rollout_svc.config import SamplingConfig, WorkerConfig
 from rollout_svc.errors import BadRequest, Conflict
 from rollout_svc.workers.worker import WorkerState
 from tests.conformance.scene import LOAD, scene
@@ -297,11 +297,10 @@ async def test_lost_aborts_are_named(site: Site) -> None:
 
 async def test_one_silent_engine_does_not_hold_up_another(site: Site) -> None:
     """Of two workers one answers nothing: the other is idle long before the deadline."""
-    async with (
-        FakeSGLang(weight_version="0") as other,
-        scene(site, {"url": other.url, "dialect": "sglang", "max_batch": LOAD}) as on,
-    ):
+    async with FakeSGLang(weight_version="0") as other, scene(site) as on:
         other.listeners.append(on.made.bell.ring)
+        await on.made.service.add_worker(WorkerConfig(url=other.url, dialect="sglang", max_batch=LOAD))
+        await on.made.until(lambda: on.made.worker(1).state is WorkerState.ACTIVE)
         await on.made.push(LOAD)
         await on.made.until(lambda: other.running == LOAD // 2 == len(on.made.worker().calls))
         await site.wait_inside(LOAD // 2)
