@@ -60,6 +60,7 @@ class Concurrency:
         for place in (url, *config.behind):
             if address_of(place) in taken:
                 raise Conflict(f"there is a worker at {place} already", type="duplicate")
+            taken.add(address_of(place))
         worker_id = f"w{self._next_worker}"
         batch = batch_of(config.max_batch, len(config.behind), self.trainer)
         batches = self._max_batches(self.trainer) | {worker_id: batch}

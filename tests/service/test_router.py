@@ -294,6 +294,10 @@ async def test_an_engine_of_a_router_is_no_worker_of_its_own() -> None:
         for url in (at.engines[0].url, at.engines[0].url.replace("127.0.0.1", "localhost")):
             with pytest.raises(Conflict):
                 await at.made.service.add_worker(WorkerConfig(url=url))
+        nobody = "http://127.0.0.1:9"
+        for engines in ((nobody,), ("http://127.0.0.1:7", "http://localhost:7")):  # nor one engine twice in one list
+            with pytest.raises(Conflict):
+                await at.made.service.add_worker(WorkerConfig(url=nobody, engines=engines))
 
 
 @pytest.mark.parametrize(
