@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_svc.workers.worker import WorkerState
+from rollout_svc.errors import ConfigError
 from tests.vllm.models import TOLERANCE, Oracle
 from tests.vllm.server import CONTEXT, SLOTS, Server
 from tests.vllm.site import answers, prompt_ids, spans, vllm_stage
@@ -71,11 +71,9 @@ async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: Server) ->
 
 @pytest.mark.smoke
 async def test_a_wrong_key_is_told_with_the_engines_answer(engine: Server) -> None:
-    """A bearer key that is refused costs no sample: the worker is out, and says what it was answered."""  # P18
-    async with vllm_stage(engine, worker={"api_key": "another"}) as made:
-        await made.push(1)
-        worker = made.worker()
-        assert worker.state is WorkerState.RECOVERING
-        assert "Unauthorized" in worker.reason
-        assert "\n" not in worker.reason
+    """A bearer key that is refused ends the start with a line, and costs no sample."""  # P18 P35
+    async with vllm_stage(engine, worker={"api_key": "another"}, ready=False) as made:
+        with pytest.raises(ConfigError, match=r"workers.0.api_key: w0 at .* refuses the key: .*Unauthorized") as refused:
+            await made.service.ready()
+        assert "\n" not in str(refused.value)
         assert (made.samples("admitted"), made.samples("failed")) == (0, 0)
