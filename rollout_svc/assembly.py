@@ -36,6 +36,7 @@ from rollout_svc.producer.sources import PromptSource, make_source
 from rollout_svc.rollout.member import Tools
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime, make_runtimes
+from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
@@ -178,145 +179,202 @@ def assemble(
     outside: Outside,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
-    config = prepared.config
-    gate = Gate(is_open=False)
-    signals = GateSignals(gate)
-    tasks = TaskOwner(on_death)
-    transport, storage, processes = outside.transport(), outside.storage(), outside.processes()
-    ledger, tally, buffer = Ledger(), Tally(), ReplayBuffer()
-    control = Control(transport)
-    pool = WorkerPool(
-        gate=gate,
-        signals=signals,
-        transport=transport,
-        control=control,
-        tasks=tasks,
-        bus=bus,
-        rng=rng,
-        new_id=outside.new_id,
-        request_timeout_s=config.request_timeout_s,
-        router=Router(config.routing),
-    )
-    judging = Judging(gate=gate, tasks=tasks, processes=processes)
-    for runtime in prepared.runtimes.values():
-        judging.add_desk(runtime.desk)
-    tools = Tools(
-        gate=gate,
-        signals=signals,
-        engines=pool,
-        judging=judging,
-        storage=storage,
-        tasks=tasks,
-        bus=bus,
-        codec=prepared.codec,
-        tally=tally,
-        max_attempts=config.producer.max_attempts,
-    )
-    rollouts = Rollouts(tools=tools, buffer=buffer)
-    producer = Producer(
-        gate=gate,
-        pool=pool,
-        rollouts=rollouts,
-        buffer=buffer,
-        ledger=ledger,
-        bus=bus,
-        codec=prepared.codec,
-        tally=tally,
-        runtimes=prepared.runtimes,
-        sources=prepared.sources,
-        group_size=config.trainer.prompt_repeat_k,
-        new_id=outside.new_id,
-    )
-    fleet = Fleet(
-        control=control,
-        initial_version=config.trainer.initial_version,
-        update_timeout_s=config.request_timeout_s,
-    )
-    freezing = Freezing(pool=pool, control=control, tasks=tasks)
-    supervisor = Supervisor(
-        pool=pool,
-        freezing=freezing,
-        control=control,
-        transport=transport,
-        tasks=tasks,
-        admit=fleet.admit,
-        quarantine_s=config.pause.quarantine_s,
-        new_id=outside.new_id,
-    )
-    launching = Launching(pool=pool, supervisor=supervisor, launcher=outside.launcher(), tasks=tasks, bus=bus, rng=rng)
-    ladder = Ladder(
-        gate=gate,
-        pool=pool,
-        rollouts=rollouts,
-        judging=judging,
-        draining=Draining(
-            pool=pool,
-            freezing=freezing,
-            control=control,
-            supervisor=supervisor,
-            tasks=tasks,
-            abort_interval_s=config.pause.abort_interval_s,
-        ),
-        tasks=tasks,
-        bus=bus,
-    )
-    pauses = PauseController(
-        gate=gate, ladder=ladder, freezing=freezing, rollouts=rollouts, tasks=tasks, bus=bus, ledger=ledger.as_json
-    )
+    ground = _Ground(prepared.config, bus, rng, on_death, outside)
+    fleet = _FleetParts(ground)
+    work = _WorkParts(ground, fleet, prepared)
+    stop = _StopParts(ground, fleet, work)
     batches = Batches(
-        buffer=buffer,
-        tally=tally,
+        buffer=ground.buffer,
+        tally=ground.tally,
         bus=bus,
-        lease_s=config.buffer.lease_s,
-        max_staleness=config.trainer.max_staleness,
-        version=lambda: fleet.version,
+        storage=ground.storage,
+        settling=ground.settling,
+        lease_s=prepared.config.buffer.lease_s,
+        max_staleness=prepared.config.trainer.max_staleness,
+        version=lambda: fleet.fleet.version,
         hopeless=hopeless,
         shortage=shortage,
-        paused_s=lambda: pauses.paused_s,
-        on_ahead=producer.wake,
+        paused_s=lambda: stop.pauses.paused_s,
+        on_ahead=work.producer.wake,
         new_id=outside.new_id,
     )
-    attendance = Attendance(
-        pool=pool,
-        gate=gate,
-        limit_s=config.producer.no_worker_timeout_s,
-        on_end=lambda error: on_death("workers", error, True),
+    _connect(ground, fleet, work, stop, batches)
+    return Parts(
+        gate=ground.gate,
+        tasks=ground.tasks,
+        transport=ground.transport,
+        storage=ground.storage,
+        processes=ground.processes,
+        ledger=ground.ledger,
+        tally=ground.tally,
+        buffer=ground.buffer,
+        pool=fleet.pool,
+        judging=work.judging,
+        rollouts=work.rollouts,
+        producer=work.producer,
+        fleet=fleet.fleet,
+        updater=fleet.updater,
+        supervisor=fleet.supervisor,
+        launching=fleet.launching,
+        attendance=stop.attendance,
+        pauses=stop.pauses,
+        batches=batches,
     )
+
+
+class _Ground:
+    """What everything else stands on."""
+
+    def __init__(self, config: Config, bus: EventBus, rng: Random, on_death: OnDeath, outside: Outside) -> None:
+        self.config, self.bus, self.rng, self.on_death, self.outside = config, bus, rng, on_death, outside
+        self.gate = Gate(is_open=False)
+        self.signals = GateSignals(self.gate)
+        self.tasks = TaskOwner(on_death)
+        self.transport = outside.transport()
+        self.storage = outside.storage()
+        self.processes = outside.processes()
+        self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer()
+        self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
+
+
+class _FleetParts:
+    """Engines: reached, watched, launched, given weights."""
+
+    def __init__(self, ground: _Ground) -> None:
+        config, tasks, bus = ground.config, ground.tasks, ground.bus
+        self.control = Control(ground.transport)
+        self.pool = WorkerPool(
+            gate=ground.gate,
+            signals=ground.signals,
+            transport=ground.transport,
+            control=self.control,
+            tasks=tasks,
+            bus=bus,
+            rng=ground.rng,
+            new_id=ground.outside.new_id,
+            request_timeout_s=config.request_timeout_s,
+            router=Router(config.routing),
+        )
+        self.fleet = Fleet(
+            control=self.control,
+            initial_version=config.trainer.initial_version,
+            update_timeout_s=config.request_timeout_s,
+        )
+        self.freezing = Freezing(pool=self.pool, control=self.control, tasks=tasks)
+        self.supervisor = Supervisor(
+            pool=self.pool,
+            freezing=self.freezing,
+            control=self.control,
+            transport=ground.transport,
+            tasks=tasks,
+            admit=self.fleet.admit,
+            quarantine_s=config.pause.quarantine_s,
+            new_id=ground.outside.new_id,
+        )
+        self.launching = Launching(
+            pool=self.pool,
+            supervisor=self.supervisor,
+            launcher=ground.outside.launcher(),
+            tasks=tasks,
+            bus=bus,
+            rng=ground.rng,
+        )
+        self.updater = WeightUpdater(fleet=self.fleet, pool=self.pool, tasks=tasks, bus=bus)
+
+
+class _WorkParts:
+    """Groups: admitted, generated, judged."""
+
+    def __init__(self, ground: _Ground, fleet: _FleetParts, prepared: Prepared) -> None:
+        self.judging = Judging(gate=ground.gate, tasks=ground.tasks, processes=ground.processes)
+        for runtime in prepared.runtimes.values():
+            self.judging.add_desk(runtime.desk)
+        tools = Tools(
+            gate=ground.gate,
+            signals=ground.signals,
+            engines=fleet.pool,
+            judging=self.judging,
+            storage=ground.storage,
+            tasks=ground.tasks,
+            bus=ground.bus,
+            codec=prepared.codec,
+            tally=ground.tally,
+            settling=ground.settling,
+            max_attempts=ground.config.producer.max_attempts,
+        )
+        self.rollouts = Rollouts(tools=tools, buffer=ground.buffer)
+        self.producer = Producer(
+            gate=ground.gate,
+            pool=fleet.pool,
+            rollouts=self.rollouts,
+            buffer=ground.buffer,
+            ledger=ground.ledger,
+            bus=ground.bus,
+            codec=prepared.codec,
+            tally=ground.tally,
+            storage=ground.storage,
+            settling=ground.settling,
+            runtimes=prepared.runtimes,
+            sources=prepared.sources,
+            group_size=ground.config.trainer.prompt_repeat_k,
+            new_id=ground.outside.new_id,
+        )
+
+
+class _StopParts:
+    """Pauses, and who notices that nobody is left to work."""
+
+    def __init__(self, ground: _Ground, fleet: _FleetParts, work: _WorkParts) -> None:
+        config, gate, tasks = ground.config, ground.gate, ground.tasks
+        draining = Draining(
+            pool=fleet.pool,
+            freezing=fleet.freezing,
+            control=fleet.control,
+            supervisor=fleet.supervisor,
+            tasks=tasks,
+            abort_interval_s=config.pause.abort_interval_s,
+        )
+        ladder = Ladder(
+            gate=gate,
+            pool=fleet.pool,
+            rollouts=work.rollouts,
+            judging=work.judging,
+            draining=draining,
+            tasks=tasks,
+            bus=ground.bus,
+        )
+        self.pauses = PauseController(
+            gate=gate,
+            ladder=ladder,
+            freezing=fleet.freezing,
+            rollouts=work.rollouts,
+            tasks=tasks,
+            bus=ground.bus,
+            ledger=ground.ledger.as_json,
+        )
+        self.attendance = Attendance(
+            pool=fleet.pool,
+            gate=gate,
+            limit_s=config.producer.no_worker_timeout_s,
+            on_end=lambda error: ground.on_death("workers", error, True),
+        )
+
+
+def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopParts, batches: Batches) -> None:
+    """Tell each part of the changes in others that it has to look at."""
+    producer, attendance = work.producer, stop.attendance
 
     def gate_changed(_: Lane) -> None:
         producer.wake()
         attendance.look()
-
-    gate.subscribe(gate_changed)
-
-    producer.doomed = lambda: batches.ahead
 
     def fleet_changed() -> None:
         producer.wake()
         batches.wake()
         attendance.look()
 
-    pool.on_fleet = fleet_changed
-    rollouts.on_room = producer.room
-    buffer.subscribe(producer.wake)
-    return Parts(
-        gate=gate,
-        tasks=tasks,
-        transport=transport,
-        storage=storage,
-        processes=processes,
-        ledger=ledger,
-        tally=tally,
-        buffer=buffer,
-        pool=pool,
-        judging=judging,
-        rollouts=rollouts,
-        producer=producer,
-        fleet=fleet,
-        updater=WeightUpdater(fleet=fleet, pool=pool, tasks=tasks, bus=bus),
-        supervisor=supervisor,
-        launching=launching,
-        attendance=attendance,
-        pauses=pauses,
-        batches=batches,
-    )
+    ground.gate.subscribe(gate_changed)
+    ground.buffer.subscribe(producer.wake)
+    fleet.pool.on_fleet = fleet_changed
+    work.rollouts.on_room = producer.room
+    producer.doomed = lambda: batches.ahead

@@ -20,10 +20,12 @@ from typing import Any
 import orjson
 
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
+from rollout_svc.buffer.storage import Storage
 from rollout_svc.errors import Conflict, NotFound, NotNow, NotNowType
-from rollout_svc.events import BatchAcked, BatchTaken, EventBus, GroupSettled, LeaseExpired
+from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
 from rollout_svc.producer.staleness import refusal, staleness
+from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 
 __all__ = ["Batch", "Batches", "Shortage"]
@@ -80,6 +82,8 @@ class Batches:
         buffer: ReplayBuffer,
         tally: Tally,
         bus: EventBus,
+        storage: Storage,
+        settling: Settling,
         lease_s: float,
         max_staleness: int,
         version: Callable[[], int],
@@ -93,6 +97,8 @@ class Batches:
         self._buffer = buffer
         self._tally = tally
         self._bus = bus
+        self._storage = storage
+        self._settling = settling
         self._lease_s = lease_s
         self._new_id = new_id
         self._version = version
@@ -128,7 +134,8 @@ class Batches:
         started = asyncio.get_running_loop().time()
         expired = tuple(batch_id for batch_id in ack if not self._acknowledge(batch_id))
         again = self._buffer.leased_at(step)
-        if again is not None:  # it waits for nothing, so not for its turn either
+        if again is not None:  # it waits for nobody, so not for its turn either
+            await self._storage.flush()
             return replace(self._leased[again.batch_id], ack_expired=expired)
         wake = asyncio.Event()
         self._takers[wake] = step
@@ -137,6 +144,7 @@ class Batches:
             async with asyncio.timeout_at(started + timeout_s):
                 async with self._turn:
                     batch = await self._take(step, groups, started, wake)
+                    await self._storage.flush()  # a batch that a crash forgot would be handed out a second time
                     return replace(batch, ack_expired=expired)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._shortage(groups)
@@ -175,7 +183,7 @@ class Batches:
         detail = {"step": step, "weight_version": version, "max_staleness": bound}
         return Shortage("not_enough", message, detail, final=True)
 
-    def acknowledge(self, batch_id: str) -> dict[str, Any]:
+    async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.
 
         Raises:
@@ -183,6 +191,7 @@ class Batches:
             NotFound: there never was such a batch.
         """
         if self._acknowledge(batch_id):
+            await self._storage.flush()
             return {"batch_id": batch_id, "acknowledged": True}
         if self._buffer.fate(batch_id) == "expired":
             raise Conflict(
@@ -197,6 +206,7 @@ class Batches:
         if lease is None:
             return self._buffer.fate(batch_id) == "acknowledged"
         self._leased.pop(batch_id, None)
+        self._storage.consumed(lease)
         self._tally.settled["consumed"] += len(lease.groups)
         self._bus.emit(BatchAcked(batch_id, lease.step, len(lease.groups)))
         self._set_timer()
@@ -213,9 +223,7 @@ class Batches:
                 continue
             dropped += 1
             self._buffer.drop_ready(group)
-            group.settle("expired", reason)
-            self._tally.settled[f"expired:{reason}"] += 1
-            self._bus.emit(GroupSettled(group.group_id, group.prompt.task, "expired", reason))
+            self._settling.settle(group, "expired", reason)
         if dropped:
             self._buffer.changed()
         return fresh
@@ -224,6 +232,7 @@ class Batches:
         loop = asyncio.get_running_loop()
         batch_id = self._new_id()
         lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
+        self._storage.leased(lease)
         wait_s = loop.time() - started
         batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, self._metrics(groups, step, wait_s))
         samples = sum(len(group.samples) for group in groups)
@@ -247,6 +256,7 @@ class Batches:
 
     def _forget(self, lease: Lease) -> None:
         self._leased.pop(lease.batch_id, None)
+        self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
 
     def close(self) -> None:

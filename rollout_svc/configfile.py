@@ -353,6 +353,10 @@ def _resolve_paths(data: dict[str, Any], folder: Path) -> list[Problem]:
         launch = worker.get("launch") if isinstance(worker, dict) else None
         if isinstance(launch, dict) and isinstance(launch.get("log_dir"), str) and launch["log_dir"]:
             launch["log_dir"] = str(_located(launch["log_dir"], folder))
+    for part in ("buffer", "trajectories"):
+        section = data.get(part)
+        if isinstance(section, dict) and isinstance(section.get("path"), str) and section["path"]:
+            section["path"] = str(_located(section["path"], folder))
     tokenizer = data.get("tokenizer")
     if isinstance(tokenizer, dict):
         problems += _resolve_tokenizer(tokenizer, folder)

@@ -306,7 +306,7 @@ class RolloutService:
     async def ack(self, batch_id: str) -> dict[str, Any]:
         """Consume a leased batch for good."""
         self._check_alive()
-        return self.parts.batches.acknowledge(batch_id)
+        return await self.parts.batches.acknowledge(batch_id)
 
     async def put_prompts(self, task: str, prompts: list[Any]) -> dict[str, int]:
         """Add prompts to a task that is fed by push; the same id is accepted once."""
@@ -317,9 +317,11 @@ class RolloutService:
             raise NotFound(f"no task {task[:_ECHO_CHARS]!r}", detail={"tasks": sorted(self.prepared.sources)})
         if not isinstance(source, PushSource):
             raise Conflict(f"task {task!r} does not take prompts: its prompts.push is not true")
-        accepted = source.push(prompts)
+        fresh = source.push(prompts)
+        self.parts.storage.pushed(task, {line.prompt_id: line.content for line in fresh})
         producer.wake()
-        return {"accepted": accepted}
+        await self.parts.storage.flush()
+        return {"accepted": len(fresh)}
 
     def _hopeless(self, groups: int) -> bool:
         """Whether a take of `groups` groups can never be met."""

@@ -47,6 +47,9 @@ def test_defaults_are_the_documented_ones() -> None:
                     "extra": {},
                 },
                 "weight": 1.0,
+                "partial_rollout": True,
+                "filter": None,
+                "max_groups": None,
             },
         ),
         "trainer": {
@@ -56,12 +59,22 @@ def test_defaults_are_the_documented_ones() -> None:
             "max_batch_per_worker": 64,
             "allow_over_concurrency_ratio": 1.2,
             "max_staleness": 1,
+            "max_token_staleness": None,
             "update_interval": 1,
             "initial_version": 0,
         },
-        "producer": {"strategy": "async", "max_attempts": 3, "no_worker_timeout_s": None},
+        "producer": {
+            "strategy": "async",
+            "max_attempts": 3,
+            "no_worker_timeout_s": None,
+            "tail_batch_size": None,
+            "tail_after_aborts": 2,
+        },
         "pause": {"mode": "abort", "deadline_s": 30, "abort_interval_s": 5, "quarantine_s": 60},
         "buffer": {"path": None, "lease_s": 3600, "max_bytes": None},
+        "journal": {"partial_interval_s": 1.0, "keep_steps": 64},
+        "evaluation": {"max_in_flight": 64},
+        "trajectories": {"path": None, "max_file_bytes": 268435456, "max_files": None},
     }
 
 
@@ -286,14 +299,14 @@ def test_everything_wrong_is_said_at_once() -> None:
     problems = paths(
         service={"host": "0.0.0.0"},
         pause={"deadline_s": -1},
-        buffer={"path": "x"},
+        buffer={"lease_s": -1},
         workers=[{"url": "http://h"}, {"url": "http://h"}],
         tasks=[{**TASK, "agent": {}}, {**TASK, "name": "b", "weight": "heavy"}],
     )
     assert set(problems) == {
         "service.host",
         "pause.deadline_s",
-        "buffer.path",
+        "buffer.lease_s",
         "workers.1.url",
         "tasks.0.agent",
         "tasks.1.weight",

@@ -2,22 +2,29 @@
 
 from rollout_svc.config.base import Listed
 from rollout_svc.config.settings import (
-    AgentConfig,
     BufferConfig,
     Config,
-    JudgerConfig,
+    EvaluationConfig,
+    JournalConfig,
     PauseConfig,
     PauseMode,
-    PluginConfig,
     ProducerConfig,
-    PromptsConfig,
     Routing,
-    SamplingConfig,
     ServiceConfig,
-    TaskConfig,
+    Strategy,
     TokenizerConfig,
     TrainerConfig,
+    TrajectoriesConfig,
     is_loopback,
+)
+from rollout_svc.config.tasks import (
+    AgentConfig,
+    FilterConfig,
+    JudgerConfig,
+    PluginConfig,
+    PromptsConfig,
+    SamplingConfig,
+    TaskConfig,
 )
 from rollout_svc.config.workers import Dialect, LaunchConfig, WorkerConfig, address_of
 
@@ -26,6 +33,9 @@ __all__ = [
     "BufferConfig",
     "Config",
     "Dialect",
+    "EvaluationConfig",
+    "FilterConfig",
+    "JournalConfig",
     "JudgerConfig",
     "LaunchConfig",
     "Listed",
@@ -37,9 +47,11 @@ __all__ = [
     "Routing",
     "SamplingConfig",
     "ServiceConfig",
+    "Strategy",
     "TaskConfig",
     "TokenizerConfig",
     "TrainerConfig",
+    "TrajectoriesConfig",
     "WorkerConfig",
     "address_of",
     "is_loopback",

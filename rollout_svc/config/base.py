@@ -20,8 +20,6 @@ __all__ = [
     "Seconds",
     "Secret",
     "Settings",
-    "T",
-    "only",
     "refuse",
     "refuse_repeats",
 ]
@@ -45,13 +43,6 @@ def refuse(path: tuple[str | int, ...], message: str) -> ValidationError:
     """Make a validation error at a path of our choice, below the model or field being validated."""
     kind = PydanticCustomError("rule", "{message}", {"message": message})
     return ValidationError.from_exception_data("config", [InitErrorDetails(type=kind, loc=path, input=None)])
-
-
-def only(value: T, *supported: T) -> T:
-    """Let a value through that this version supports."""
-    if value not in supported:
-        raise ValueError(f"{value!r} is {NOT_SUPPORTED}; use {' or '.join(map(repr, supported))}")
-    return value
 
 
 def refuse_repeats(

@@ -9,53 +9,32 @@ Invariants:
 - Secrets stay out of `repr`.
 """
 
-import copy
 import ipaddress
-from typing import Annotated, Any, Literal, Self
+from operator import attrgetter
+from typing import Final, Literal, Self
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
-from rollout_svc.config.base import (
-    NOT_SUPPORTED,
-    Count,
-    EntryPoint,
-    Listed,
-    Seconds,
-    Secret,
-    Settings,
-    T,
-    only,
-    refuse,
-    refuse_repeats,
-)
+from rollout_svc.config.base import NOT_SUPPORTED, Count, Listed, Seconds, Secret, Settings, refuse, refuse_repeats
+from rollout_svc.config.tasks import TaskConfig
 from rollout_svc.config.workers import WorkerConfig, address_of
 
 __all__ = [
-    "AgentConfig",
     "BufferConfig",
     "Config",
-    "JudgerConfig",
+    "EvaluationConfig",
+    "JournalConfig",
     "PauseConfig",
-    "PluginConfig",
     "ProducerConfig",
-    "PromptsConfig",
     "Routing",
-    "SamplingConfig",
     "ServiceConfig",
-    "TaskConfig",
+    "Strategy",
     "TokenizerConfig",
     "TrainerConfig",
+    "TrajectoriesConfig",
     "is_loopback",
 ]
 
-OnPause = Literal["abort", "park"]
 Strategy = Literal["async", "sync", "disaggregated"]
 PauseMode = Literal["abort", "wait", "keep"]
 Routing = Literal["least_tokens", "group_affinity", "round_robin"]
@@ -97,122 +76,6 @@ class TokenizerConfig(Settings):
     """A Jinja template, or the path of one; null: the one in the tokenizer's directory."""
 
 
-_ORDER_OF_A_FILE = ("shuffle", "seed", "epochs")
-
-
-class PromptsConfig(Settings):
-    """Where a task's prompts come from: exactly one of `jsonl`, `source`, `push`."""
-
-    jsonl: str | None = Field(None, min_length=1)
-    """A file with one prompt per line; relative to the configuration file."""
-    source: EntryPoint | None = None
-    """`module:attr`, something to iterate over."""
-    push: bool = False
-    """Prompts arrive over HTTP."""
-    shuffle: bool = True
-    """Take the prompts of each pass in a new order."""
-    seed: int = Field(0, ge=0)
-    """Seed of the order."""
-    epochs: Count | None = None
-    """Passes over the prompts; null: without end."""
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
-        given = [self.jsonl is not None, self.source is not None, self.push]
-        if sum(given) != 1:
-            raise ValueError("give exactly one of jsonl, source, push")
-        return self
-
-    @model_validator(mode="after")
-    def _order_of_a_file_only(self) -> Self:
-        """What would be ignored is refused: only a file is read in passes."""
-        if self.jsonl is None:
-            for key in _ORDER_OF_A_FILE:
-                if key in self.model_fields_set:
-                    raise refuse((key,), "is for jsonl only: a source or a push has an order of its own")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_has_no_use(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what `_order_of_a_file_only` refuses: what is written can be read again."""
-        record: dict[str, Any] = write(self)
-        return record if self.jsonl is not None else {k: v for k, v in record.items() if k not in _ORDER_OF_A_FILE}
-
-
-class PluginConfig(Settings):
-    """A plugin by registered name or by `module:attr`, and the options that are its own."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str | None = Field(None, min_length=1)
-    """Registered name (entry point)."""
-    path: EntryPoint | None = None
-    """`module:attr`, for a plugin that is not registered."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keys that are not ours: a copy, for the plugin to keep."""
-        return copy.deepcopy(self.model_extra or {})
-
-    @model_validator(mode="after")
-    def _one_way_to_name_it(self) -> Self:
-        if (self.name is None) == (self.path is None):
-            raise ValueError("give exactly one of name, path")
-        return self
-
-
-class AgentConfig(PluginConfig):
-    """Which agent loop turns a sample into a finished conversation."""
-
-    on_pause: OnPause | None = None
-    """What a pause does to a running loop; null: what the loop itself says."""
-
-
-class JudgerConfig(PluginConfig):
-    """Which judger gives samples their rewards."""
-
-    timeout_s: Seconds = 60.0
-    """One judge call may take this long."""
-    concurrency: Count | None = None
-    """Judge calls at once; null: unbounded."""
-
-
-class SamplingConfig(Settings):
-    """How tokens are drawn; null and empty values are not sent to the engine."""
-
-    max_tokens: Count = 256
-    """Model tokens of one turn, over all its segments."""
-    temperature: float = Field(1.0, ge=0)
-    """0 is greedy."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Draw from the smallest set of tokens with this probability."""
-    top_k: Count | None = None
-    """Draw from this many tokens; null: all."""
-    stop: Listed[Annotated[str, Field(min_length=1)]] = ()
-    """Texts that end a turn."""
-    seed: int | None = Field(None, ge=0)
-    """Seed of the engine's draws; null: the engine's choice."""
-    extra: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the engine as it is."""
-
-
-class TaskConfig(Settings):
-    """One kind of work: prompts, the loop that answers them, the judger that rates the answers."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
-    """Unique among the tasks; letters, digits, `_`, `.` and `-`."""
-    prompts: PromptsConfig
-    """Where prompts come from."""
-    agent: AgentConfig = AgentConfig(name="single_turn")
-    """The agent loop."""
-    judger: JudgerConfig = JudgerConfig(name="exact")
-    """The judger."""
-    sampling: SamplingConfig = SamplingConfig()
-    """How tokens are drawn."""
-    weight: float = Field(1.0, gt=0)
-    """Share of this task in a batch, relative to the others' weights."""
-
-
 class TrainerConfig(Settings):
     """What the trainer consumes: concurrency is derived from this (`plan`)."""
 
@@ -228,6 +91,8 @@ class TrainerConfig(Settings):
     """Requests sent to an engine, as a multiple of what it runs at once."""
     max_staleness: int = Field(1, ge=0, le=1000)
     """Trainer steps by which a group may be behind when it is handed over."""
+    max_token_staleness: int | None = Field(None, ge=0, le=1000)
+    """Tokens that are behind by more are masked; null: none is. At most `max_staleness`."""
     update_interval: Count = 1
     """Trainer steps between two weight updates."""
     initial_version: int = Field(0, ge=0)
@@ -243,11 +108,37 @@ class ProducerConfig(Settings):
     """Failures of one sample before its group is given up."""
     no_worker_timeout_s: Seconds | None = None
     """The service fails when it runs without a worker in traffic for this long; null: it waits for one."""
+    tail_batch_size: Count | None = None
+    """Groups that expired or were aborted again and again gather until there are so many, then go first; null: off."""
+    tail_after_aborts: Count = 2
+    """Pauses that have to cut a group before it counts as aborted again and again."""
 
-    @field_validator("strategy")
-    @classmethod
-    def _known_strategy(cls, strategy: Strategy) -> Strategy:
-        return only(strategy, "async")
+
+class EvaluationConfig(Settings):
+    """Evaluations: lane `eval`, counted and limited apart from training."""
+
+    max_in_flight: Count = 64
+    """Evaluation requests under way at once, over all workers."""
+
+
+class TrajectoriesConfig(Settings):
+    """A record of every finished group, for people and their tools."""
+
+    path: str | None = Field(None, min_length=1)
+    """A file for JSON lines, rotated by size; null: none is written. Relative to the configuration file."""
+    max_file_bytes: int = Field(256 * 2**20, ge=2**10)
+    """A file that has grown to this is set aside as `<path>.1`, the one before as `<path>.2`, and so on."""
+    max_files: Count | None = None
+    """Files that are kept, the one being written included; null: all."""
+
+
+class JournalConfig(Settings):
+    """How the journal at `buffer.path` is kept."""
+
+    partial_interval_s: Seconds = 1.0
+    """Tokens of running samples are journalled this often, where their worker streams."""
+    keep_steps: Count = 64
+    """Trainer steps for which the prompts of consumed groups are kept, so that an earlier step can be restored."""
 
 
 class PauseConfig(Settings):
@@ -266,19 +157,28 @@ class PauseConfig(Settings):
 class BufferConfig(Settings):
     """The replay buffer: finished groups that wait for the trainer."""
 
-    path: str | None = None
-    """Where the buffer survives a restart; null: in memory."""
+    path: str | None = Field(None, min_length=1)
+    """A file in which the buffer survives a restart; null: in memory. Relative to the configuration file."""
     lease_s: Seconds = 3600.0
     """A batch that is not acknowledged for this long goes back."""
     max_bytes: int | None = Field(None, ge=1)
-    """Bound on what the buffer holds; null: the plan's bound on groups only."""
+    """Bytes of finished groups at which nothing new is started; null: the plan's bound on groups only."""
 
-    @field_validator("path", "max_bytes")
-    @classmethod
-    def _in_memory_only(cls, value: T) -> T:
-        if value is not None:
-            raise ValueError(NOT_SUPPORTED)
-        return value
+
+_LATER: Final = (
+    "trainer.max_token_staleness",
+    "producer.strategy",
+    "producer.tail_batch_size",
+    "producer.tail_after_aborts",
+    "buffer.path",
+    "buffer.max_bytes",
+    "journal",
+    "evaluation",
+    "trajectories",
+)
+"""Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
+_LATER_OF_A_TASK: Final = ("partial_rollout", "filter", "max_groups")
+"""Likewise, of a task."""
 
 
 class Config(Settings):
@@ -306,6 +206,12 @@ class Config(Settings):
     """How the stage stops."""
     buffer: BufferConfig = BufferConfig()
     """What waits for the trainer."""
+    journal: JournalConfig = JournalConfig()
+    """How what waits is made durable."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """What runs beside training."""
+    trajectories: TrajectoriesConfig = TrajectoriesConfig()
+    """What is written down of every finished group."""
 
     @field_validator("workers")
     @classmethod
@@ -329,6 +235,18 @@ class Config(Settings):
                 place = places.setdefault(address_of(url), f"engine {nth} of worker {index}")
                 if place != f"engine {nth} of worker {index}":
                     raise refuse(("workers", index, "engines", nth), f"{url!r} is already {place}")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_that_would_be_ignored(self) -> Self:
+        plain = Config.model_construct(tasks=())
+        for path in _LATER:
+            if attrgetter(path)(self) != attrgetter(path)(plain):
+                raise refuse(tuple(path.split(".")), NOT_SUPPORTED)
+        for index, task in enumerate(self.tasks):
+            for key in _LATER_OF_A_TASK:
+                if getattr(task, key) != TaskConfig.model_fields[key].default:
+                    raise refuse(("tasks", index, key), NOT_SUPPORTED)
         return self
 
     @field_validator("tasks")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rollout_svc.buffer.replay import ReplayBuffer
+from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.errors import SampleFailure
 from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
@@ -31,6 +32,7 @@ from rollout_svc.producer.sources import PromptSource
 from rollout_svc.prompt import Prompt
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime
+from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.tokens import TextCodec
 from rollout_svc.workers.pool import WorkerPool
@@ -54,6 +56,8 @@ class Producer:
         bus: EventBus,
         codec: TextCodec,
         tally: Tally,
+        storage: Storage,
+        settling: Settling,
         runtimes: Mapping[str, TaskRuntime],
         sources: Mapping[str, PromptSource],
         group_size: int,
@@ -71,6 +75,8 @@ class Producer:
         self._bus = bus
         self._codec = codec
         self._tally = tally
+        self._storage = storage
+        self._settling = settling
         self._runtimes = runtimes
         self._sources = sources
         self._group_size = group_size
@@ -182,11 +188,14 @@ class Producer:
         decision = self._decide()
         if decision.action != "admit":
             return decision.action == "continue"
-        self._sources[task].advance()
-        self._start(task, line, ids, failure)
+        source = self._sources[task]
+        source.advance()
+        self._start(task, line, ids, failure, source.position)
         return True
 
-    def _start(self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None) -> None:
+    def _start(
+        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position
+    ) -> None:
         content, now = line.content, asyncio.get_running_loop().time()
         prompt = Prompt(
             prompt_id=line.prompt_id,
@@ -205,6 +214,7 @@ class Producer:
             ledger=self._ledger,
             now=now,
         )
+        self._storage.admitted(group, position)
         self._caution.admitted(now)
         self.admitted[task] += 1
         self._bus.emit(GroupAdmitted(group.group_id, task, self._group_size))
@@ -216,12 +226,11 @@ class Producer:
 
     def _fail(self, group: Group, failure: SampleFailure) -> None:
         """Settle a group whose prompt cannot be used; trying it again would change nothing."""
-        task, reason = group.prompt.task, failure.reason
-        group.settle("failed", reason)
+        reason = failure.reason
         self._tally.failed[reason] += 1
-        self._tally.settled[f"failed:{reason}"] += 1
-        self._bus.emit(SampleFailed(group.samples[0].sample_id, task, reason, failure.message, 1, final=True))
-        self._bus.emit(GroupSettled(group.group_id, task, "failed", reason))
+        failed = SampleFailed(group.samples[0].sample_id, group.prompt.task, reason, failure.message, 1, final=True)
+        self._bus.emit(failed)
+        self._settling.settle(group, "failed", reason)
 
     # -- what changes the decision ---------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
+from rollout_svc.buffer.storage import Position
 from rollout_svc.producer.lines import PromptLine
 
 __all__ = ["AHEAD", "ReadAhead"]
@@ -42,6 +43,7 @@ class ReadAhead:
         self._name = name
         self._source = lines
         self._lines: deque[PromptLine] = deque(islice(lines, first))
+        self._used = 0
         self._ended = False
         self._error: BaseException | None = None
         self._hungry = True
@@ -85,9 +87,15 @@ class ReadAhead:
             raise self._error
         return None
 
+    @property
+    def position(self) -> Position:
+        """Where it stands."""
+        return Position(self._used)
+
     def advance(self) -> None:
         """Use up the line that `peek` showed."""
         self._lines.popleft()
+        self._used += 1
         if len(self._lines) <= _REFILL:
             self._room.set()
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from rollout_svc.buffer.storage import Position
 from rollout_svc.config import PromptsConfig
 from rollout_svc.errors import BadRequest, ConfigError
 from rollout_svc.plugins import load_attr
@@ -39,6 +40,10 @@ class PromptSource(Protocol):
     @property
     def exhausted(self) -> bool:
         """No line will ever come again."""
+
+    @property
+    def position(self) -> Position:
+        """Where it stands: what is to be restored for the next line to be the same again."""
 
     def open(self, wake: Callable[[], None]) -> None:
         """Begin: `wake()` is called in this loop when there is a line, or an end, for whoever was shown none."""
@@ -114,6 +119,7 @@ class PushSource:
     def __init__(self, *, refused: Refused) -> None:
         self._refused = refused
         self._lines: deque[PromptLine] = deque()
+        self._used = 0
         self._seen: set[str] = set()
         self._wake: Callable[[], None] = lambda: None
 
@@ -127,8 +133,13 @@ class PushSource:
     def close(self) -> None:
         """Nothing to end."""
 
-    def push(self, lines: list[Any]) -> int:
-        """Take lines in, all or none; returns how many were new.
+    @property
+    def position(self) -> Position:
+        """Where it stands."""
+        return Position(self._used)
+
+    def push(self, lines: list[Any]) -> list[PromptLine]:
+        """Take lines in, all or none; returns those that were new.
 
         Raises:
             BadRequest: a line is wrong; nothing was taken.
@@ -140,11 +151,12 @@ class PushSource:
                 raise BadRequest.at(f"prompts.{index}.{problem.path}".rstrip("."), problem.message)
             read.append(read_line(line, self._refused, f"prompts.{index}"))
         fresh = {line.prompt_id: line for line in reversed(read) if line.prompt_id not in self._seen}
+        taken = list(reversed(fresh.values()))
         self._seen.update(fresh)
-        self._lines.extend(reversed(fresh.values()))
-        if fresh:
+        self._lines.extend(taken)
+        if taken:
             self._wake()
-        return len(fresh)
+        return taken
 
     def peek(self) -> PromptLine | None:
         """The oldest line that is left."""
@@ -153,6 +165,7 @@ class PushSource:
     def advance(self) -> None:
         """Use it up."""
         self._lines.popleft()
+        self._used += 1
 
 
 def make_source(config: PromptsConfig, *, refused: Refused, where: str) -> PromptSource:

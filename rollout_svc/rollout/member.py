@@ -11,6 +11,7 @@ from rollout_svc.buffer.storage import Storage
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
 from rollout_svc.judging import Judging
+from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.sample import Sample
 from rollout_svc.signals import GateSignals
@@ -36,6 +37,7 @@ class Tools:
     bus: EventBus
     codec: TextCodec
     tally: Tally
+    settling: Settling
     max_attempts: int
 
 

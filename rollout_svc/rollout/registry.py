@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout_svc.buffer.replay import ReplayBuffer
-from rollout_svc.events import ComponentDied, GroupFinished, GroupHandedBack, GroupSettled
+from rollout_svc.events import ComponentDied, GroupFinished, GroupHandedBack
 from rollout_svc.gate import Lane
 from rollout_svc.group import Group
 from rollout_svc.rollout.member import Member, Tools
@@ -156,8 +156,7 @@ class Rollouts:
             bus.emit(GroupHandedBack(group.group_id, task, reason))
             self._buffer.put_back(group)
         else:
-            self._tools.tally.settled[f"{group.account}:{group.reason}"] += 1
-            bus.emit(GroupSettled(group.group_id, task, group.account, group.reason))
+            self._tools.settling.announce(group)
             self._buffer.changed()  # there is room for another group, and a take may have become hopeless
         self._notify()
 

@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from rollout_svc.agent import AgentContext
@@ -89,6 +90,7 @@ class GroupRun:
         self._tools.tally.aborted += sum(sample.account == "in_flight" for sample in self.group.samples)
         self.closed = True
         self.group.hand_back(not_before)
+        self._keep(sample for sample in self.group.samples if sample.status is _S.ABORTED)
         tasks = self._let_go()
         self._owner.run_closed(self, reason)
         return tasks
@@ -103,6 +105,7 @@ class GroupRun:
                 sample.transition(sample.attempt, _S.ABORTED, reason="hand_back", resume_at=resume_at)
                 self._tools.tally.aborted += 1
             sample.revoke()
+            self._keep((sample,))
             self._count_generating(member, generating=False)
             del self.members[sample.sample_id]
             tasks += [] if member.task is None else [member.task]
@@ -124,6 +127,11 @@ class GroupRun:
         tasks = [member.task for member in self.members.values() if member.task is not None]
         return tasks + ([self.putting] if self.putting is not None else [])
 
+    def _keep(self, samples: Iterable[Sample]) -> None:
+        """Have written down what these samples came to."""
+        for sample in samples:
+            self._tools.storage.kept(sample)
+
     def _count_generating(self, member: Member, *, generating: bool) -> None:
         """Count from the hand-out, not from the task's first step: the producer decides between the two."""
         if generating != member.counted:
@@ -141,6 +149,7 @@ class GroupRun:
         member.sample.since = asyncio.get_running_loop().time()
         if self.closed:
             return
+        self._keep(self.group.samples if self.runtime.desk.by_group else (member.sample,))
         if not self.members:
             self._owner.run_changed(self)
             self._evaluate()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from rollout_svc.buffer.replay import ReplayBuffer
+from rollout_svc.buffer.storage import MemoryStorage, Position
 from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
@@ -22,6 +23,7 @@ from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, PushSource
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime
+from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.tokens import TextCodec
 from rollout_svc.workers.pool import WorkerPool
@@ -62,6 +64,7 @@ class Silent:
     """A source that has nothing to give, now or ever, and does not say that it ends."""
 
     exhausted = False
+    position = Position(0)
 
     def __init__(self) -> None:
         self.closed = False
@@ -100,6 +103,7 @@ class Stand:
         self.events: list[Any] = []
         for kind in (ProducerWaiting, SampleFailed, GroupAdmitted, GroupSettled):
             self.bus.subscribe(kind, self.events.append)
+        storage = MemoryStorage()
         runtime = cast("TaskRuntime", SimpleNamespace(weight=1.0))
         self.producer = Producer(
             gate=self.gate,
@@ -110,6 +114,8 @@ class Stand:
             bus=self.bus,
             codec=TextCodec(None),
             tally=self.tally,
+            storage=storage,
+            settling=Settling(tally=self.tally, bus=self.bus, storage=storage),
             runtimes=dict.fromkeys(sources, runtime),
             sources=sources,
             group_size=1,

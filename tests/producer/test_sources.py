@@ -194,8 +194,8 @@ async def test_a_pushed_id_counts_once() -> None:
     source = PushSource(refused=NO_TEXT)
     woken = []
     source.open(lambda: woken.append(1))
-    assert source.push([{"id": "a", "input_ids": [1]}, {"id": "a", "input_ids": [2]}]) == 1
-    assert source.push([{"id": "a", "input_ids": [3]}]) == 0
+    assert source.push([{"id": "a", "input_ids": [1]}, {"id": "a", "input_ids": [2]}])
+    assert not source.push([{"id": "a", "input_ids": [3]}])
     assert (len(source), len(woken)) == (1, 1)
     line = source.peek()
     assert line is not None

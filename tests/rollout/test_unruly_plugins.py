@@ -21,6 +21,7 @@ from rollout_svc.plugins import PluginSpec
 from rollout_svc.rollout.member import Tools
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime
+from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.sample import Sample, SampleStatus
 from rollout_svc.signals import GateSignals
@@ -51,6 +52,7 @@ class Stage:
         self.buffer = ReplayBuffer()
         self.caller = Caller(*script)
         self.tally = Tally()
+        bus, storage = EventBus(), MemoryStorage()
         judging = Judging(gate=self.gate, tasks=self.tasks)
         desk = JudgeDesk(name="j", judger=judger, spec=PluginSpec("m:a", {}), timeout_s=5)
         judging.add_desk(desk)
@@ -61,11 +63,12 @@ class Stage:
                 signals=GateSignals(self.gate),
                 engines=self.caller,
                 judging=judging,
-                storage=MemoryStorage(),
+                storage=storage,
                 tasks=self.tasks,
-                bus=EventBus(),
+                bus=bus,
                 codec=TextCodec(None),
                 tally=self.tally,
+                settling=Settling(tally=self.tally, bus=bus, storage=storage),
                 max_attempts=2,
             ),
             buffer=self.buffer,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from rollout_svc.buffer.storage import MemoryStorage
 from rollout_svc.group import Group
 from rollout_svc.sample import SampleStatus
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["SimStorage", "check_record"]
 
 
-class SimStorage:
+class SimStorage(MemoryStorage):
     """The storage port of one life; `world.journal` is what outlives it."""
 
     def __init__(self, life: Life) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from rollout_svc.buffer.storage import MemoryStorage
 from rollout_svc.group import Group
 from tests.support.bell import Bell
 
 __all__ = ["Store"]
 
 
-class Store:
+class Store(MemoryStorage):
     """Remembers what was saved.
 
     Attributes:
