@@ -23,15 +23,7 @@ from rollout_svc.batches import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of
-from rollout_svc.errors import (
-    BadRequest,
-    ConfigError,
-    Conflict,
-    NotFound,
-    NotNow,
-    NotNowType,
-    Problem,
-)
+from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, NotNowType, Problem
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.launching import address_problems, launch_problems
@@ -39,7 +31,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.recovery import open_storage, recall
+from rollout_svc.recovery import keep_partials, open_storage, recall
 from rollout_svc.startup import refuse_taken, refuse_unfit, wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck
@@ -153,6 +145,7 @@ class RolloutService:
         for worker in self.config.workers:
             self._fleet.add(worker)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
+        keep_partials(parts, self.config.journal.partial_interval_s)
 
     async def ready(self) -> None:
         """Wait until every configured engine has answered, then open the gate.
