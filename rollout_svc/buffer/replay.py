@@ -5,6 +5,7 @@ Invariants:
 - A group is in at most one of: unfinished, ready, a lease. Each move is one synchronous step.
 - A lease ends exactly once: by its ack (consumed for good) or by time (its groups are ready again, in front).
 - Order is first in, first out; what comes back goes to the front, so that old work is finished first.
+- The bytes of finished groups, ready and leased, are counted exactly; nothing is ever put out to make room.
 - The clock is passed in.
 """
 
@@ -34,7 +35,15 @@ class Lease:
 class ReplayBuffer:
     """All groups that no task owns and that are not settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """Make an empty buffer.
+
+        Args:
+            max_bytes: bytes of finished groups at which it is `full`; None: it never is.
+        """
+        self.max_bytes = max_bytes
+        self.ready_bytes = 0
+        self.leased_bytes = 0
         self._unfinished: OrderedDict[str, Group] = OrderedDict()
         self._ready: OrderedDict[str, Group] = OrderedDict()
         self._leases: dict[str, Lease] = {}
@@ -85,6 +94,18 @@ class ReplayBuffer:
         """When the next unfinished group may go on; None when there is none."""
         return min((group.not_before for group in self._unfinished.values()), default=None)
 
+    # -- bytes -----------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the encoded samples of finished groups."""
+        return self.ready_bytes + self.leased_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether those have reached the bound: what is begun may finish, nothing new should be."""
+        return self.max_bytes is not None and self.bytes >= self.max_bytes
+
     # -- ready -----------------------------------------------------------------------------------------------
 
     @property
@@ -99,11 +120,13 @@ class ReplayBuffer:
     def put_ready(self, group: Group) -> None:
         """Keep a finished group."""
         self._ready[group.group_id] = group
+        self.ready_bytes += group.payload_bytes
         self.changed()
 
     def drop_ready(self, group: Group) -> None:
         """Take a finished group out; the caller settles it, then calls `changed`."""
         del self._ready[group.group_id]
+        self.ready_bytes -= group.payload_bytes
 
     # -- leases ----------------------------------------------------------------------------------------------
 
@@ -117,6 +140,7 @@ class ReplayBuffer:
         for group in groups:
             del self._ready[group.group_id]
             group.lease()
+            self._lend(group.payload_bytes)
         lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at)
         return lease
 
@@ -130,6 +154,7 @@ class ReplayBuffer:
         if lease is None:
             return None
         for group in lease.groups:
+            self.leased_bytes -= group.payload_bytes
             group.settle("consumed")
         self._remember(batch_id, "acknowledged")
         self.changed()
@@ -142,6 +167,7 @@ class ReplayBuffer:
             del self._leases[lease.batch_id]
             for group in reversed(lease.groups):
                 group.unlease()
+                self._lend(-group.payload_bytes)
                 self._ready[group.group_id] = group
                 self._ready.move_to_end(group.group_id, last=False)
             self._remember(lease.batch_id, "expired")
@@ -152,6 +178,10 @@ class ReplayBuffer:
     def fate(self, batch_id: str) -> str | None:
         """How an ended lease ended: `acknowledged` or `expired`; None for one never seen, or long ago."""
         return self._ended.get(batch_id)
+
+    def _lend(self, size: int) -> None:
+        self.ready_bytes -= size
+        self.leased_bytes += size
 
     def _remember(self, batch_id: str, fate: str) -> None:
         self._ended[batch_id] = fate

@@ -166,18 +166,16 @@ class BufferConfig(Settings):
 
 
 _LATER: Final = (
-    "trainer.max_token_staleness",
     "producer.strategy",
     "producer.tail_batch_size",
     "producer.tail_after_aborts",
     "buffer.path",
-    "buffer.max_bytes",
     "journal",
     "evaluation",
     "trajectories",
 )
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
-_LATER_OF_A_TASK: Final = ("partial_rollout", "filter", "max_groups")
+_LATER_OF_A_TASK: Final = ("partial_rollout", "filter")
 """Likewise, of a task."""
 
 

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from rollout_svc.buffer.replay import ReplayBuffer
@@ -25,9 +25,10 @@ from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
-from rollout_svc.producer.caution import Caution
+from rollout_svc.producer.caution import Cautions
 from rollout_svc.producer.lines import PromptLine
-from rollout_svc.producer.schedule import Counts, Decision, decide, next_task
+from rollout_svc.producer.mixture import Mixture, Share
+from rollout_svc.producer.schedule import Counts, Decision, decide
 from rollout_svc.producer.sources import PromptSource
 from rollout_svc.prompt import Prompt
 from rollout_svc.rollout.registry import Rollouts
@@ -84,7 +85,12 @@ class Producer:
         self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._caution = Caution()
+        self._caution = Cautions(runtimes)
+        self.mixture = Mixture(
+            shares={name: Share(runtime.weight, runtime.max_groups) for name, runtime in runtimes.items()},
+            ledger=ledger,
+            feeding=self,
+        )
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
@@ -93,6 +99,34 @@ class Producer:
     def exhausted(self) -> bool:
         """Whether no source will ever give another prompt."""
         return all(source.exhausted for source in self._sources.values())
+
+    # -- what the mix has to know ----------------------------------------------------------------------------
+
+    @property
+    def flowing(self) -> bool:
+        """Whether groups under way go on: a lane that is open, and a worker in traffic."""
+        return self._gate.is_open("train") and bool(self._pool.active)
+
+    def admittable(self) -> int:
+        """Groups that could be admitted now, were there prompts: requests that have to end first are no obstacle."""
+        plan = self.plan
+        if plan is None or not self.flowing or self._buffer.full or self.doomed():
+            return 0
+        return max(0, plan.max_groups - self._ledger.unsettled_groups)
+
+    def obstacle(self, task: str) -> str:
+        """Why no prompt of this task can be admitted now, whatever room there is; empty: one can."""
+        source = self._sources[task]
+        try:
+            line = source.peek()
+        except Exception:  # noqa: BLE001 - the loop meets it too, and ends of it
+            return "failed"
+        if line is None:
+            return "exhausted" if source.exhausted else "no_prompts"
+        resting = self._caution.rests(task, asyncio.get_running_loop().time())
+        return "every_group_fails" if resting else ""
+
+    # -- producing -------------------------------------------------------------------------------------------
 
     def set_plan(self, plan: Plan, group_size: int) -> None:
         """Follow another plan from now on; groups under way keep their size."""
@@ -150,6 +184,7 @@ class Producer:
             unsettled_groups=self._ledger.unsettled_groups,
             continuable=int(self._buffer.due(now)),
             resting=self._caution.resting(now),
+            buffer_full=self._buffer.full,
             doomed=self.doomed(),
         )
         return decide(counts, required=plan.required, max_groups=plan.max_groups)
@@ -170,12 +205,10 @@ class Producer:
     async def _admit(self) -> bool:
         """Encode a prompt, then decide again: what was awaited may have changed everything."""
         lines = {name: line for name, source in self._sources.items() if (line := source.peek()) is not None}
-        task = next_task(self.admitted, {name: self._runtimes[name].weight for name in lines})
+        obstacles = {name: self.mixture.obstacle(name) for name in lines}
+        task = self.mixture.next_task([name for name, obstacle in obstacles.items() if not obstacle])
         if task is None:
-            ended = self.waiting != "no_prompts" and self.exhausted
-            self._say("no_prompts")
-            if ended:
-                self._buffer.changed()  # a take may have become hopeless
+            self._without_prompts(obstacles.values())
             return False
         line = lines[task]
         failure = None if line.problem is None else SampleFailure(BAD_PROMPT, line.problem)
@@ -192,6 +225,17 @@ class Producer:
         source.advance()
         self._start(task, line, ids, failure, source.position)
         return True
+
+    def _without_prompts(self, obstacles: Collection[str]) -> None:
+        """No task can give a prompt: say why, and let those look again who wait for one that could until now."""
+        for reason in ("every_group_fails", "task_limit"):
+            if reason in obstacles:
+                self._say(reason)
+                return
+        ended = self.waiting != "no_prompts" and self.exhausted
+        self._say("no_prompts")
+        if ended:
+            self._buffer.changed()  # a take may have become hopeless
 
     def _start(
         self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position
@@ -215,7 +259,7 @@ class Producer:
             now=now,
         )
         self._storage.admitted(group, position)
-        self._caution.admitted(now)
+        self._caution.admitted(task, now)
         self.admitted[task] += 1
         self._bus.emit(GroupAdmitted(group.group_id, task, self._group_size))
         if failure is not None:
@@ -231,6 +275,7 @@ class Producer:
         failed = SampleFailed(group.samples[0].sample_id, group.prompt.task, reason, failure.message, 1, final=True)
         self._bus.emit(failed)
         self._settling.settle(group, "failed", reason)
+        self._buffer.changed()  # a batch may have waited for it
 
     # -- what changes the decision ---------------------------------------------------------------------------
 
@@ -243,14 +288,14 @@ class Producer:
         if self.exhausted:
             self._buffer.changed()
 
-    def _finished(self, _: GroupFinished) -> None:
+    def _finished(self, event: GroupFinished) -> None:
         self._warned = False
-        if self._caution.finished():
+        if self._caution.finished(event.task):
             self.wake()
 
     def _settled(self, event: GroupSettled) -> None:
         if event.outcome == "failed":
-            self._caution.failed(event.reason or "", asyncio.get_running_loop().time())
+            self._caution.failed(event.task, event.reason or "", asyncio.get_running_loop().time())
             self._tell_if_exhausted()
         self.wake()  # one group less, or the beginning of a rest
 
@@ -261,7 +306,10 @@ class Producer:
                 if not self._warned:  # once, and not again after every trial
                     self._bus.emit(ProducerWaiting(reason, self._caution.reason))
                 self._warned = True
-            elif reason not in ("target_reached", "max_groups", "gate_closed"):
+            elif reason == "buffer_full":
+                held, most = self._buffer.bytes, self._buffer.max_bytes
+                self._bus.emit(ProducerWaiting(reason, f"{held} bytes of finished groups; buffer.max_bytes is {most}"))
+            elif reason not in ("target_reached", "max_groups", "task_limit", "gate_closed"):
                 states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
                 self._bus.emit(ProducerWaiting(reason, states or "no workers"))
 
@@ -269,7 +317,7 @@ class Producer:
         """Set the timer for what rests and may go on next."""
         self._cancel_timer()
         loop = asyncio.get_running_loop()
-        rests = [at for at in (self._buffer.earliest(), self._caution.until) if at is not None and at > loop.time()]
+        rests = [at for at in (self._buffer.earliest(), *self._caution.ends()) if at is not None and at > loop.time()]
         if rests:
             self._timer = loop.call_at(min(rests), self.wake)
 

@@ -10,15 +10,23 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Counts", "Decision", "decide", "next_task"]
+__all__ = ["Counts", "Decision", "decide"]
 
 Action = Literal["continue", "admit", "wait"]
 WaitReason = Literal[
-    "", "gate_closed", "no_worker", "target_reached", "max_groups", "every_group_fails", "step_ahead", "no_prompts"
+    "",
+    "gate_closed",
+    "no_worker",
+    "target_reached",
+    "max_groups",
+    "buffer_full",
+    "every_group_fails",
+    "step_ahead",
+    "no_prompts",
+    "task_limit",
 ]
 
 
@@ -33,6 +41,7 @@ class Counts:
         unsettled_groups: groups admitted and not consumed, filtered, expired or failed.
         continuable: unfinished groups whose rest is over.
         resting: new prompts rest, because groups keep failing (`caution`).
+        buffer_full: finished groups take as many bytes as they may.
         doomed: a take waits for a step so far ahead of the weights that whatever is begun now must expire.
     """
 
@@ -42,6 +51,7 @@ class Counts:
     unsettled_groups: int
     continuable: int
     resting: bool = False
+    buffer_full: bool = False
     doomed: bool = False
 
 
@@ -71,20 +81,10 @@ def decide(counts: Counts, *, required: int, max_groups: int) -> Decision:
         return Decision("continue")
     if counts.unsettled_groups >= max_groups:
         return Decision("wait", "max_groups")
+    if counts.buffer_full:
+        return Decision("wait", "buffer_full")
     if counts.resting:
         return Decision("wait", "every_group_fails")
     if counts.doomed:
         return Decision("wait", "step_ahead")
     return Decision("admit")
-
-
-def next_task(admitted: Mapping[str, int], weights: Mapping[str, float]) -> str | None:
-    """The task that is furthest behind its share; None when no task has prompts.
-
-    Args:
-        admitted: groups admitted so far, by task.
-        weights: share by task, of the tasks that have a prompt to give.
-    """
-    if not weights:
-        return None
-    return min(weights, key=lambda task: ((admitted.get(task, 0) + 1) / weights[task], task))

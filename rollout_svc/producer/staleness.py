@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from rollout_svc.group import Group
 
-__all__ = ["refusal", "staleness"]
+__all__ = ["hand_over_order", "refusal", "staleness"]
 
 
 def staleness(versions: Iterable[int | None], step: int) -> int | None:
@@ -27,3 +27,9 @@ def refusal(group: Group, step: int, max_staleness: int) -> str | None:
     if age is None:
         return "version_unknown"
     return "stale" if age > max_staleness else None
+
+
+def hand_over_order(group: Group) -> tuple[int, float]:
+    """The key by which ready groups are handed over: the oldest version first, then who was ready first."""
+    known = [version for version in group.versions() if version is not None]
+    return min(known, default=0), group.ready_at or 0.0

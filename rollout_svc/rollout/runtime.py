@@ -31,6 +31,7 @@ class TaskRuntime:
     desk: JudgeDesk
     sampling: SamplingConfig
     weight: float
+    max_groups: int | None = None
 
 
 def make_runtimes(config: Config) -> dict[str, TaskRuntime]:
@@ -70,4 +71,4 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
         concurrency=task.judger.concurrency,
     )
     one_turn = bool(getattr(agent, "one_turn", False))
-    return TaskRuntime(task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight)
+    return TaskRuntime(task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight, task.max_groups)

@@ -151,7 +151,24 @@ class BufferRecord(Record):
 
     ready: Natural
     unfinished: Natural
+    bytes: Natural
+    """Encoded samples of finished groups, ready and leased."""
     leases: list[LeaseRecord]
+
+
+class TaskRecord(Record):
+    """One task's part in the mix: groups by where they are."""
+
+    admitted: Natural
+    out: Natural
+    """Admitted, and neither settled nor leased."""
+    ready: Natural
+    leased: Natural
+    consumed: Natural
+    share: float
+    """Of a batch, by the tasks' weights."""
+    waiting_for: str
+    """Why no prompt of it can be admitted; empty: one can, where there is room."""
 
 
 class ProducerRecord(Record):
@@ -162,6 +179,7 @@ class ProducerRecord(Record):
     exhausted: bool
     no_worker_s: float | None
     """Seconds for which no worker has been in traffic; null: one is, or none is missed."""
+    tasks: dict[str, TaskRecord]
 
 
 class Status(Record):
