@@ -43,8 +43,8 @@ from rollout_svc.startup import refuse_unfit, wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck
 from rollout_svc.tasks import wait_until
-from rollout_svc.weights.fleet import Source
-from rollout_svc.weights.request import read_source, refuse_undrained
+from rollout_svc.weights.calls import WeightCalls
+from rollout_svc.weights.request import read_source
 from rollout_svc.workers.worker import WorkerState
 
 __all__ = ["RolloutService", "State"]
@@ -86,7 +86,7 @@ class RolloutService:
         self.survivors: tuple[str, ...] = ()
         self._stopping: asyncio.Task[None] | None = None
         self._resuming = 0
-        self._updating: asyncio.Task[dict[str, Any]] | None = None
+        self._weights: WeightCalls | None = None
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -103,6 +103,13 @@ class RolloutService:
         if self._fleet is None:
             raise NotNow("starting", "the service has not been started")
         return self._fleet
+
+    @property
+    def weights(self) -> WeightCalls:
+        """The calls that move weights."""
+        if self._weights is None:
+            raise NotNow("starting", "the service has not been started")
+        return self._weights
 
     @property
     def state(self) -> State:
@@ -137,6 +144,16 @@ class RolloutService:
             outside=self._outside,
         )
         self._fleet = Concurrency(parts=parts, trainer=self.config.trainer, plan=self.prepared.plan, rng=self._rng)
+        self._weights = WeightCalls(
+            tasks=parts.tasks,
+            pauses=parts.pauses,
+            updater=parts.updater,
+            fleet=parts.fleet,
+            pool=parts.pool,
+            pause=self.pause,
+            check=self._check_running,
+            runs=lambda: self._phase == "running",
+        )
         for worker in self.config.workers:
             self._fleet.add(worker)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
@@ -267,30 +284,19 @@ class RolloutService:
         try:
             while True:
                 await pauses.report()
-                if self._updating is not None:
-                    await asyncio.wait({self._updating})
+                if self.weights.updating is not None:
+                    await asyncio.wait({self.weights.updating})
                     continue
                 if weight_version is not None:
-                    await self._assert_version(weight_version)
+                    await self.weights.assert_version(weight_version)
                 # What was awaited may have changed everything: the gate opens in the step that found nothing under way.
                 self._check_running()
-                if self._updating is None and not pauses.climbing:
+                if self.weights.updating is None and not pauses.climbing:
                     pauses.resume(ticket)
                     break
         finally:
             self._resuming -= 1
         return self.status()
-
-    async def _assert_version(self, version: int) -> None:
-        active = self.parts.pool.active
-        labels = await asyncio.gather(*(self.parts.fleet.ask(worker) for worker in active))
-        reported = {worker.worker_id: label for worker, label in zip(active, labels, strict=True)}
-        if not active or any(found != version for found in reported.values()):
-            raise Conflict(
-                f"not every worker in traffic reports weight version {version}",
-                type="weight_version",
-                detail={"weight_version": version, "workers": reported},
-            )
 
     # -- batches ---------------------------------------------------------------------------------------------
 
@@ -348,40 +354,7 @@ class RolloutService:
         While running it needs `pause`: pause, update, resume. A failed update leaves the stage paused.
         """
         self._check_running()
-        origin = read_source(source)
-        if self._updating is not None:
-            raise Conflict("another weight update is under way", type="updating")
-        work = self._update(version, origin, pause)
-        self._updating = self.parts.tasks.spawn(f"weights:{version}", work, handled=True)
-        try:
-            return await asyncio.shield(self._updating)
-        finally:
-            if self._updating.done():
-                self._updating = None
-            else:
-                self._updating.add_done_callback(self._update_ended)
-
-    def _update_ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
-        self._updating = None
-        if not task.cancelled():
-            task.exception()
-
-    async def _update(self, version: int, source: Source, pause: Mapping[str, Any] | None) -> dict[str, Any]:
-        pauses = self.parts.pauses
-        was_running = pauses.state == "running"
-        asked = pauses.asked + 1
-        if was_running:
-            if pause is None:
-                raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
-            refuse_undrained(pause.get("lanes", LANES))
-            await self.pause(**pause)
-            self._check_running()
-        refuse_undrained(pauses.drained)
-        record = await self.parts.updater.update(version, source, since=pauses.closed_at)
-        # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
-        if was_running and self._phase == "running" and pauses.asked == asked and not pauses.climbing:
-            pauses.resume()
-        return record
+        return await self.weights.update(version, read_source(source), pause)
 
     # -- concurrency and workers -----------------------------------------------------------------------------
 
