@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Final, Literal
 
@@ -32,16 +32,18 @@ from rollout_svc.errors import (
     NotNowType,
     Problem,
 )
+from rollout_svc.evaluations.evaluation import records_of
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
+from rollout_svc.group import Group
 from rollout_svc.launching import address_problems, launch_problems, taken_addresses
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.startup import refuse_unfit, wait_for_engines
-from rollout_svc.status import describe, hopeless, shortage_of, whereabouts
-from rollout_svc.stuck import describe_stuck
+from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
+from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
 from rollout_svc.weights.calls import WeightCalls
 from rollout_svc.weights.request import read_source
@@ -156,7 +158,9 @@ class RolloutService:
         )
         for worker in self.config.workers:
             self._fleet.add(worker)
+        parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, groups)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
+        parts.tasks.spawn("evaluations", parts.evaluations.run(), critical=True)
 
     async def _addresses_are_free(self) -> bool:
         """Refuse to start where an engine that is to be launched could not listen; false where it was stopped since."""
@@ -200,9 +204,10 @@ class RolloutService:
 
     async def _stop(self, parts: Parts) -> None:
         parts.batches.wake()
+        parts.evaluations.fail(lambda: NotNow("stopping", "the service is stopping"))
         parts.launching.hold()
         await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
-        for part in (parts.batches, parts.pool, parts.producer, parts.attendance):
+        for part in (parts.batches, parts.pool, parts.producer, parts.evaluations, parts.attendance):
             part.close()
         end = asyncio.get_running_loop().time() + _STOP_MARGIN_S
         self.survivors = await parts.tasks.close(end)
@@ -221,15 +226,16 @@ class RolloutService:
         if critical and self.failure is None:
             self.failure = event
             self.parts.batches.wake()
+            self.parts.evaluations.fail(lambda: self._dead(event))
         self.bus.emit(event)
 
-    def _failed(self, failure: ComponentDied) -> dict[str, Any]:
-        return {"traceback": failure.traceback, "workers": whereabouts(self.parts)}
+    def _dead(self, failure: ComponentDied) -> NotNow:
+        detail = {"traceback": failure.traceback, "workers": whereabouts(self.parts)}
+        return NotNow("failed", f"{failure.component} died: {failure.error}", detail=detail)
 
     def _check_alive(self, stopping: NotNowType = "stopping") -> None:
         if self.failure is not None:
-            message = f"{self.failure.component} died: {self.failure.error}"
-            raise NotNow("failed", message, detail=self._failed(self.failure))
+            raise self._dead(self.failure)
         if self._phase in ("stopping", "stopped"):
             raise NotNow(stopping, "the service is stopping")
 
@@ -329,6 +335,24 @@ class RolloutService:
         await self.parts.storage.flush()
         return {"accepted": len(fresh)}
 
+    async def evaluate(self, task: str, prompts: Sequence[Any], **how: Any) -> dict[str, Any]:
+        """Have prompts answered and judged in lane `eval`, as their record; see `Evaluations.evaluate`."""
+        return {"groups": await records_of(await self.run_evaluation(task, prompts, **how))}
+
+    async def run_evaluation(
+        self,
+        task: str,
+        prompts: Sequence[Any],
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        timeout_s: float,
+    ) -> list[Group]:
+        """Have prompts answered and judged, still encoded: for whoever sends them on."""
+        self._check_running()
+        evaluations = self.parts.evaluations
+        return await evaluations.evaluate(task, prompts, sampling=sampling, version=version, timeout_s=timeout_s)
+
     def _hopeless(self, groups: int) -> bool:
         """Whether a take of `groups` groups can never be met."""
         if self.failure is not None or self._phase in ("stopping", "stopped"):
@@ -338,8 +362,8 @@ class RolloutService:
     def _shortage(self, groups: int) -> Shortage:
         """Why `groups` groups are not there, and whether they can ever be."""
         if self.failure is not None:
-            message = f"{self.failure.component} died: {self.failure.error}"
-            return Shortage("failed", message, self._failed(self.failure), final=True)
+            dead = self._dead(self.failure)
+            return Shortage("failed", dead.message, dead.detail, final=True)
         if self._phase in ("stopping", "stopped"):
             return Shortage("failed", "the service is stopping", {}, final=True)
         return shortage_of(self.parts, self.fleet.plan, groups)

@@ -15,9 +15,10 @@ from rollout_svc.gate import LANES
 from rollout_svc.plan import Plan
 from rollout_svc.stuck import oldest_samples
 
-__all__ = ["describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
+__all__ = ["OLDEST", "describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
 
-_OLDEST: Final = 5  # samples named when something takes long
+OLDEST: Final = 5
+"""Samples named when something takes long."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -57,6 +58,7 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
             "exhausted": parts.producer.exhausted,
             "no_worker_s": parts.attendance.absent_s,
         },
+        "evaluations": parts.evaluations.as_json(),
         "ledger": parts.ledger.as_json(),
         "plan": plan.as_json(),
         "rss_bytes": rss_bytes(),
@@ -82,7 +84,7 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "workers": whereabouts(parts),
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
-        "oldest": oldest_samples(parts, _OLDEST),
+        "oldest": oldest_samples(parts, OLDEST),
     }
     if groups > plan.max_groups:
         message = f"the plan admits at most {plan.max_groups} groups that are not consumed"

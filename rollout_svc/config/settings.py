@@ -173,7 +173,6 @@ _LATER: Final = (
     "buffer.path",
     "buffer.max_bytes",
     "journal",
-    "evaluation",
     "trajectories",
 )
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""

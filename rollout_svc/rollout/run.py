@@ -7,7 +7,7 @@ Invariants:
 
 - Every write goes through the member's attempt: once the group was handed back or settled, a member task that still
   runs can write nothing, whatever it does.
-- A run closes exactly once: finished, handed back, or settled as failed.
+- A run closes exactly once: finished, handed back, or settled.
 - No member starts or is redone while the lane's gate is closed, nor judges unless it is closed to wait for what runs.
 - Members that are GENERATED or COMPLETED survive any number of retries of their siblings.
 """
@@ -21,9 +21,9 @@ from typing import Final
 from rollout_svc.agent import AgentContext
 from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.events import SampleFailed
-from rollout_svc.group import Group
+from rollout_svc.group import Group, Settlement
 from rollout_svc.judging import JudgedSample
-from rollout_svc.rollout.member import Member, Owner, Tools
+from rollout_svc.rollout.member import Host, Member, Owner, Tools
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.sample import ResumeAt, Sample, SampleStatus
 
@@ -37,10 +37,13 @@ _JUDGEABLE: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
 class GroupRun:
     """The tasks of one group; see the module's invariants."""
 
-    __slots__ = ("_owner", "_tools", "closed", "group", "members", "putting", "runtime")
+    __slots__ = ("_owner", "_tools", "closed", "group", "host", "members", "putting", "runtime")
 
-    def __init__(self, group: Group, runtime: TaskRuntime, tools: Tools, owner: Owner) -> None:
+    def __init__(
+        self, group: Group, runtime: TaskRuntime, tools: Tools, owner: Owner, host: Host | None = None
+    ) -> None:
         self.group = group
+        self.host = host
         self.runtime = runtime
         self.members: dict[str, Member] = {}
         self.putting: asyncio.Task[None] | None = None
@@ -95,6 +98,14 @@ class GroupRun:
         self._owner.run_closed(self, reason)
         return tasks
 
+    def end(self, outcome: Settlement, reason: str) -> None:
+        """Settle the group now, whatever its tasks do: they are revoked and cancelled."""
+        if not self.closed:
+            self.closed = True
+            self.group.settle(outcome, reason)
+            self._owner.cancel(self, self._let_go())
+            self._owner.run_closed(self, reason)
+
     def hand_back_stuck(self) -> list[asyncio.Task[None]]:
         """Take back the members that are not parked and leave the run to the others; returns the tasks, revoked."""
         tasks = []
@@ -137,9 +148,9 @@ class GroupRun:
         if generating != member.counted:
             member.counted = generating
             if generating:
-                self._owner.generation_started()
+                self._owner.generation_started(self)
             else:
-                self._owner.generation_ended()
+                self._owner.generation_ended(self)
 
     def _member_ended(self, member: Member) -> None:
         self._count_generating(member, generating=False)
