@@ -26,7 +26,7 @@ FLOORS = (
     ("workers", "buffer", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
-    ("batches",),
+    ("batches", "evaluations"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),

@@ -168,7 +168,6 @@ class BufferConfig(Settings):
 _LATER: Final = (
     "buffer.path",
     "journal",
-    "evaluation",
     "trajectories",
 )
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""

@@ -66,7 +66,7 @@ class Book(Record):
 
 
 class AccountBook(Record):
-    """Every group and sample of lane `train`, in exactly one account."""
+    """Every group and sample of a lane, in exactly one account."""
 
     groups: Book
     samples: Book
@@ -210,6 +210,20 @@ class ProducerRecord(Record):
     tasks: dict[str, TaskRecord]
 
 
+class EvaluationsRecord(Record):
+    """Lane `eval`."""
+
+    under_way: Natural
+    """Evaluations that have not been answered."""
+    in_flight: Natural
+    """Their requests at engines."""
+    waiting: Natural
+    """Their prompts that nobody works for."""
+    max_in_flight: Natural
+    ledger: AccountBook
+    """Each prompt is a group of one sample."""
+
+
 class Status(Record):
     """The service's record of itself."""
 
@@ -222,6 +236,7 @@ class Status(Record):
     workers: list[WorkerRecord]
     buffer: BufferRecord
     producer: ProducerRecord
+    evaluations: EvaluationsRecord
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural
