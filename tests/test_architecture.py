@@ -26,7 +26,7 @@ FLOORS = (
     ("workers", "buffer", "preflight"),
     ("rollout",),
     ("producer",),
-    ("batches",),
+    ("batches", "tensors"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),
