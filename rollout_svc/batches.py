@@ -28,6 +28,7 @@ from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
 from rollout_svc.producer.masking import encoded, masked_tokens, oldest_unmasked, spent
 from rollout_svc.producer.mixture import Mixture
+from rollout_svc.producer.schedule import Demand
 from rollout_svc.producer.staleness import refusal, staleness
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
@@ -101,7 +102,7 @@ class Batches:
         hopeless: Callable[[int], bool],
         shortage: Callable[[int], Shortage],
         paused_s: Callable[[], float],
-        on_ahead: Callable[[], None],
+        on_demand: Callable[[], None],
         new_id: Callable[[], str],
     ) -> None:
         self.max_staleness = max_staleness
@@ -118,11 +119,12 @@ class Batches:
         self._hopeless = hopeless
         self._shortage = shortage
         self._paused_s = paused_s
-        self._on_ahead = on_ahead
+        self._on_demand = on_demand
+        self._next_step: int | None = None  # after the last lease
         self._leased: dict[str, Batch] = {}
         self._last = tally.snapshot()
         self._last_paused_s = 0.0
-        self._takers: dict[asyncio.Event, int] = {}
+        self._takers: dict[asyncio.Event, tuple[int, int]] = {}
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         buffer.subscribe(self.wake)
@@ -151,22 +153,25 @@ class Batches:
             await self._storage.flush()
             return replace(self._leased[again.batch_id], ack_expired=expired)
         wake = asyncio.Event()
-        self._takers[wake] = step
-        self._on_ahead()
+        self._takers[wake] = step, groups
+        self._on_demand()
         try:
             async with asyncio.timeout_at(started + timeout_s):
                 async with self._turn:
                     batch = await self._take(step, groups, started, wake)
+                    self._takers.pop(wake, None)
+                    self._on_demand()
                     await self._storage.flush()  # a batch that a crash forgot would be handed out a second time
                     return replace(batch, ack_expired=expired)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None
         finally:
-            del self._takers[wake]
-            self._on_ahead()
+            self._takers.pop(wake, None)
+            self._on_demand()
 
     async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> Batch:
+        self._fresh(step)  # what is too old for it holds room that others need
         self._mixture.groups = groups
         while True:
             again = self._buffer.leased_at(step)
@@ -199,15 +204,20 @@ class Batches:
         return step - self._version() > self.max_staleness
 
     @property
-    def ahead(self) -> bool:
-        """Whether everyone who waits does so for a step that nothing made now can be young enough for."""
-        return bool(self._takers) and all(self._ahead(step) for step in self._takers.values())
+    def demand(self) -> Demand:
+        """What is waited for, as the schedule counts it."""
+        version = self._version()
+        if self._takers:
+            takers = self._takers.values()
+            return Demand(version, min(step for step, _ in takers), max(groups for _, groups in takers))
+        after = max((lease.step + 1 for lease in self._buffer.leases), default=version)
+        return Demand(version, max(version, after if self._next_step is None else self._next_step))
 
     def _too_far(self, step: int) -> Shortage:
         version, bound = self._version(), self.max_staleness
         message = f"step {step} needs weights of version {step - bound} or later, the fleet is at {version}"
         detail = {"step": step, "weight_version": version, "max_staleness": bound}
-        return Shortage("not_enough", message, detail, final=True)
+        return Shortage("not_enough", message, detail)  # not for good: an update may come, also while it is waited for
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.
@@ -261,6 +271,7 @@ class Batches:
         batch_id = self._new_id()
         self._mixture.lent(batch_id, groups)
         lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
+        self._next_step = step + 1
         self._storage.leased(lease)
         wait_s = loop.time() - started
         oldest = oldest_unmasked(step, self.max_token_staleness)

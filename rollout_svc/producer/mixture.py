@@ -44,6 +44,9 @@ class Feeding(Protocol):
     def obstacle(self, task: str) -> str:
         """Why no prompt of this task can be admitted now, whatever room there is; empty: one can."""
 
+    def held_back(self, task: str) -> int:
+        """Groups of this task that are admitted and under way, but that nothing goes on with for now."""
+
 
 class Mixture:
     """The mix of tasks; see the module's invariants."""
@@ -94,7 +97,7 @@ class Mixture:
 
     def _supply(self, task: str, share: Share, flowing: bool, room: int) -> Supply:
         counts = self._ledger.task(task).counts
-        under_way = sum(counts[account] for account in _UNDER_WAY)
+        under_way = sum(counts[account] for account in _UNDER_WAY) - self._feeding.held_back(task)
         out = under_way + counts["ready"]
         obstacle = self.obstacle(task)
         own = room if share.max_groups is None else min(room, share.max_groups - self.unsettled(task))

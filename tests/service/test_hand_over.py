@@ -249,12 +249,12 @@ async def test_a_task_keeps_to_its_limit() -> None:
 
 async def test_more_than_the_tasks_limits_allow_is_refused_at_once() -> None:
     """A take of more groups than all tasks may have does not wait out its timeout."""  # P22
-    tasks = several(1.0, 1.0, t={"max_groups": 2}, u={"max_groups": 1})
+    tasks = several(1.0, 1.0, t={"max_groups": 3}, u={"max_groups": 1})
     async with FakeSGLang(weight_version="0") as engine, stage(engine, tasks=tasks) as made:
         with pytest.raises(NotNow) as refused:
-            await made.take(groups=4, timeout_s=600.0)
+            await made.take(groups=5, timeout_s=600.0)
         assert refused.value.detail["can_be_met"] is False
-        assert "allow 3 groups" in refused.value.message
+        assert "allow 4 groups" in refused.value.message
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------
