@@ -26,7 +26,7 @@ FLOORS = (
     ("workers", "buffer", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
-    ("batches", "evaluations"),
+    ("batches", "evaluations", "tensors"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),
