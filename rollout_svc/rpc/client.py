@@ -185,7 +185,19 @@ class RolloutClient:
         version: int | None = None,
         timeout_s: float = 600.0,
     ) -> Json:
-        """Have prompts answered and judged in lane `eval`; returns their groups."""
+        """Have prompts answered and judged in lane `eval`, once each; returns their groups, in order.
+
+        Args:
+            task: whose agent, judger and sampling.
+            prompts: prompt lines, with the keys of a file's.
+            sampling: keys laid over the task's sampling, for this evaluation only.
+            version: the weight version it is for; None: the fleet's when it begins.
+            timeout_s: seconds for all of it.
+
+        Raises:
+            Conflict: the fleet is at another version, or left it meanwhile (`version_changed`).
+            NotNow: the time is up; `detail` says how many were finished.
+        """
         body: Json = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
         body |= _given(sampling=sampling, version=version)
         return await self._call("POST", "/v1/evaluations", body, timeout_s=timeout_s + MARGIN_S)
