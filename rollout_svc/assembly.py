@@ -14,6 +14,7 @@ from random import Random
 from typing import Protocol
 
 from rollout_svc.batches import Batches, Shortage
+from rollout_svc.buffer.checkpoints import Checkpoints
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config, WorkerConfig
@@ -90,6 +91,7 @@ class Parts:
     attendance: Attendance
     pauses: PauseController
     batches: Batches
+    checkpoints: Checkpoints
 
 
 def worker_ids(config: Config) -> list[str]:
@@ -198,6 +200,7 @@ def assemble(
         on_ahead=work.producer.wake,
         new_id=outside.new_id,
     )
+    checkpoints = Checkpoints(tasks=ground.tasks, storage=None, acknowledge=batches.acknowledge_all)
     _connect(ground, fleet, work, stop, batches)
     return Parts(
         gate=ground.gate,
@@ -219,6 +222,7 @@ def assemble(
         attendance=stop.attendance,
         pauses=stop.pauses,
         batches=batches,
+        checkpoints=checkpoints,
     )
 
 

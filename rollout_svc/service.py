@@ -23,15 +23,7 @@ from rollout_svc.batches import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of
-from rollout_svc.errors import (
-    BadRequest,
-    ConfigError,
-    Conflict,
-    NotFound,
-    NotNow,
-    NotNowType,
-    Problem,
-)
+from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, NotNowType, Problem
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.launching import address_problems, launch_problems, taken_addresses
@@ -322,6 +314,11 @@ class RolloutService:
         producer.wake()
         await self.parts.storage.flush()
         return {"accepted": len(fresh)}
+
+    async def checkpoint(self, path: str, step: int, ack: Iterable[str] = ()) -> dict[str, Any]:
+        """Write a snapshot of everything that must survive; see `buffer.checkpoints.Checkpoints.write`."""
+        self._check_alive()
+        return await self.parts.checkpoints.write(path, step, ack)
 
     def _hopeless(self, groups: int) -> bool:
         """Whether a take of `groups` groups can never be met."""

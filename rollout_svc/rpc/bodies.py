@@ -15,7 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 from rollout_svc.config import Listed, TrainerConfig, WorkerConfig
 from rollout_svc.gate import LANES, Lane
 
-__all__ = ["Ack", "Batch", "Concurrency", "Pause", "PromptLine", "Prompts", "Resume", "Stuck", "Weights", "Worker"]
+__all__ = [
+    "Ack",
+    "Batch",
+    "Checkpoint",
+    "Concurrency",
+    "Pause",
+    "PromptLine",
+    "Prompts",
+    "Resume",
+    "Stuck",
+    "Weights",
+    "Worker",
+]
 
 _MOST: Final = 2**63 - 1  # the largest number that every JSON reader of a signed 64 bit integer knows
 DeadlineS = Annotated[float, Field(gt=0, le=86_400)]
@@ -96,6 +108,17 @@ class Batch(Body):
 
 class Ack(Body):
     """Nothing to say."""
+
+
+class Checkpoint(Body):
+    """Where a snapshot goes."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+    """A file on the service's machine: a new one, or a snapshot, which is replaced."""
+    step: Version
+    """Trainer steps done."""
+    ack: Listed[str] = ()
+    """Batches to acknowledge first."""
 
 
 Message = Annotated[
