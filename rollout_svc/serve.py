@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -44,15 +45,17 @@ _LINES_AT_ONCE: Final = 64  # log lines in one turn of the loop
 _log = structlog.get_logger("serve")
 
 
-def serve(config: Config, level: Level = "info") -> int:
-    """Run until a signal; returns the exit code.
+def serve(
+    config: Config, level: Level = "info", restore: Path | None = None, restore_step: int | None = None
+) -> int:
+    """Run until a signal; returns the exit code. See `RolloutService` for `restore`.
 
     A task that swallows its cancellation would hold the end of the loop for ever, so with one left the process is
     ended without it: everything that was to be drained has been.
     """
     runner = asyncio.Runner(loop_factory=new_event_loop)  # answers that land by the thousand must not hold a pause
     try:
-        code, survivors = runner.run(_serve(config, level))
+        code, survivors = runner.run(_serve(config, level, restore, restore_step))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         code, survivors = EXIT_BAD_CONFIG, ()
@@ -64,9 +67,11 @@ def serve(config: Config, level: Level = "info") -> int:
     return code
 
 
-async def _serve(config: Config, level: Level) -> tuple[int, tuple[str, ...]]:
+async def _serve(
+    config: Config, level: Level, restore: Path | None, restore_step: int | None
+) -> tuple[int, tuple[str, ...]]:
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
-    service = RolloutService(config, bus=bus)
+    service = RolloutService(config, bus=bus, restore=restore, restore_step=restore_step)
     log_events(bus, level)
     metrics = Metrics(bus, service.status)
     stop, failed = asyncio.Event(), asyncio.Event()
