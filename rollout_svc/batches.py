@@ -235,10 +235,11 @@ class Batches:
     def _lease(self, step: int, groups: list[Group], started: float) -> Batch:
         loop = asyncio.get_running_loop()
         batch_id = self._new_id()
-        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
-        self._storage.leased(lease)
         wait_s = loop.time() - started
-        batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, self._metrics(groups, step, wait_s))
+        metrics = self._metrics(groups, step, wait_s)
+        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s, metrics)
+        self._storage.leased(lease)
+        batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, metrics)
         samples = sum(len(group.samples) for group in groups)
         self._bus.emit(BatchTaken(batch_id, step, len(lease.groups), samples, wait_s, batch.metrics))
         self._set_timer()
@@ -262,6 +263,12 @@ class Batches:
         self._leased.pop(lease.batch_id, None)
         self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
+
+    def recall(self) -> None:
+        """Follow the leases that the buffer has from an earlier life."""
+        for lease in self._buffer.leases:
+            self._leased[lease.batch_id] = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics)
+        self._set_timer()
 
     def close(self) -> None:
         """Stop the timer; idempotent."""

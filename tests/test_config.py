@@ -236,7 +236,6 @@ def test_a_task_is_refused_at_its_path(task: dict[str, Any], path: str) -> None:
 @pytest.mark.parametrize(
     ("part", "value", "path"),
     [
-        ("buffer", {"path": "buffer.sqlite"}, "buffer.path"),
         ("buffer", {"max_bytes": 1000}, "buffer.max_bytes"),
         ("producer", {"strategy": "sync"}, "producer.strategy"),
         ("producer", {"strategy": "disaggregated"}, "producer.strategy"),

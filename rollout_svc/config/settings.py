@@ -170,9 +170,7 @@ _LATER: Final = (
     "producer.strategy",
     "producer.tail_batch_size",
     "producer.tail_after_aborts",
-    "buffer.path",
     "buffer.max_bytes",
-    "journal",
     "evaluation",
     "trajectories",
 )
