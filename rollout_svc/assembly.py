@@ -15,7 +15,7 @@ from random import Random
 from typing import Protocol
 
 from rollout_svc.batches import Batches, Shortage
-from rollout_svc.buffer.checkpoints import Checkpoints
+from rollout_svc.buffer.checkpoints import Checkpoints, Snapshots
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config, WorkerConfig
@@ -206,7 +206,11 @@ def assemble(
         on_ahead=work.producer.wake,
         new_id=outside.new_id,
     )
-    checkpoints = Checkpoints(tasks=ground.tasks, storage=None, acknowledge=batches.acknowledge_all)
+    checkpoints = Checkpoints(
+        tasks=ground.tasks,
+        storage=storage if isinstance(storage, Snapshots) else None,
+        acknowledge=batches.acknowledge_all,
+    )
     _connect(ground, fleet, work, stop, batches)
     return Parts(
         gate=ground.gate,

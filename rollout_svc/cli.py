@@ -94,6 +94,7 @@ def serve(
     sys.path[:0] = [str(Path.cwd()), str(config.resolve().parent)]
     from rollout_svc.assembly import prepare  # noqa: PLC0415 - the parts are needed only here
     from rollout_svc.observe.logs import LEVELS, configure_logs  # noqa: PLC0415
+    from rollout_svc.recovery import Restore  # noqa: PLC0415
     from rollout_svc.serve import serve as run  # noqa: PLC0415
 
     level = next((level for level in LEVELS if level == log_level), None)
@@ -105,7 +106,7 @@ def serve(
     if preflight:
         raise typer.Exit(_preflight(settings, prepare(settings).plan, as_json=as_json))
     configure_logs(level)
-    raise typer.Exit(run(settings, level, restore, restore_step))
+    raise typer.Exit(run(settings, level, None if restore is None else Restore(restore, restore_step)))
 
 
 def _preflight(config: Config, plan: Plan, *, as_json: bool) -> int:

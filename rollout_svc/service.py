@@ -31,7 +31,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.recovery import open_storage, recall
+from rollout_svc.recovery import Restore, open_storage, recall
 from rollout_svc.startup import refuse_taken, refuse_unfit, wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck
@@ -58,6 +58,7 @@ class RolloutService:
         bus: EventBus | None = None,
         rng: Random | None = None,
         outside: Outside | None = None,
+        restore: Restore | None = None,
     ) -> None:
         """Check the configuration; raises ConfigError with every problem, and starts nothing.
 
@@ -66,6 +67,7 @@ class RolloutService:
             bus: where events go; None: nowhere.
             rng: source of jitter.
             outside: sockets, processes, storage, ids; None: the real ones, and storage that promises nothing.
+            restore: a snapshot to go on from, where there is no journal at `buffer.path` yet.
         """
         self.config = config
         self.bus = bus or EventBus()
@@ -73,6 +75,7 @@ class RolloutService:
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
         self._outside = outside or Outside()
+        self._restore = restore
         self._parts: Parts | None = None
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
@@ -122,7 +125,7 @@ class RolloutService:
         self._phase = "starting"
         try:
             await refuse_taken(self.config)
-            storage = await open_storage(self.config, self._outside)
+            storage = await open_storage(self.config, self._outside, self._restore)
         except ConfigError:
             self._phase = "stopped"
             raise

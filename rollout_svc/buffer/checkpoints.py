@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from sqlite3 import Error as SqliteError
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
+from rollout_svc.buffer.journal.writer import JournalFailed
 from rollout_svc.buffer.snapshots import Snapshot
 from rollout_svc.errors import BadRequest, Conflict, NotNow
 from rollout_svc.tasks import TaskOwner
@@ -24,18 +25,21 @@ __all__ = ["Checkpoints", "Snapshots"]
 
 _LIMIT_S: Final = 300.0
 """A snapshot is written in this time or not at all, seconds: a disk of 100 MB/s writes 30 GB."""
+_MARGIN_S: Final = 30.0  # for a disk that does not come back to be asked
 
 
+@runtime_checkable
 class Snapshots(Protocol):
     """Storage that can be copied whole."""
 
-    async def snapshot(self, target: Path, step: int, over: Callable[[], bool]) -> Snapshot:
+    async def snapshot(self, target: Path, step: int, over: Callable[[], bool], within_s: float) -> Snapshot:
         """Write a snapshot with all that was noted so far; see `snapshots.write_snapshot`.
 
         Args:
             target: where it goes.
             step: trainer steps done.
             over: whether its time is over; asked now and then, in another thread.
+            within_s: how long the answer may take, however slow the disk is.
 
         Raises:
             FileExistsError, OSError, sqlite3.Error: it cannot be written; nothing is left of it.
@@ -96,12 +100,12 @@ class Checkpoints:
                 return stopped.is_set() or time.monotonic() > end
 
             try:
-                return await storage.snapshot(target, step, over)
+                return await storage.snapshot(target, step, over, _LIMIT_S + _MARGIN_S)
             except FileExistsError as error:
                 raise Conflict(f"{target} is there already: {error}", type="exists") from error
             except PermissionError as error:
                 raise BadRequest.at("path", f"cannot write {target}: {error.strerror}") from error
-            except (OSError, SqliteError) as error:
+            except (OSError, SqliteError, JournalFailed) as error:
                 raise NotNow("checkpoint_failed", f"cannot write {target}: {error}") from error
             finally:
                 stopped.set()  # a service that stops waits for no copy: the thread sees it and ends

@@ -28,7 +28,6 @@ from rollout_svc.buffer.journal.notes import Unleased
 from rollout_svc.buffer.journal.tables import Tables
 
 __all__ = [
-    "APPLICATION",
     "NotASnapshotError",
     "Restored",
     "Snapshot",
@@ -40,8 +39,6 @@ __all__ = [
     "write_snapshot",
 ]
 
-APPLICATION: Final = 0x726F6C73
-"""`application_id` of a snapshot: "rols"; a journal has another, so that neither is taken for the other."""
 _PAGES: Final = 1024  # copied between two writes: 4 MiB, some milliseconds
 _STALE: Final = ("-wal", "-shm", "-journal")  # what a database may leave beside itself
 _MARK: Final = "CREATE TABLE snapshot (step INTEGER NOT NULL, made_at REAL NOT NULL)"
@@ -111,7 +108,7 @@ def write_snapshot(journal: sqlite3.Connection, target: Path, step: int, between
         copy.execute("DROP TABLE IF EXISTS snapshot")
         copy.execute(_MARK)
         copy.execute("INSERT INTO snapshot VALUES (?, ?)", (step, time.time()))
-        copy.execute(f"PRAGMA application_id={APPLICATION}")
+        copy.execute(f"PRAGMA application_id={schema.SNAPSHOT}")
         copy.execute("COMMIT")
         counts = _counts(copy)
     return Snapshot(step, target.stat().st_size, *counts)
@@ -128,7 +125,7 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         with closing(_reading(path)) as found:
             application, version = (_pragma(found, name) for name in ("application_id", "user_version"))
-            if application != APPLICATION:
+            if application != schema.SNAPSHOT:
                 raise NotASnapshotError(f"{path} is not a snapshot")
             if version != schema.VERSION:
                 told = f"is a snapshot of version {version}; this service reads version {schema.VERSION}"
@@ -202,7 +199,9 @@ def _go_back(journal: sqlite3.Connection, step: int) -> Restored:
     """Undo what trainers did at `step` and later; the caller's transaction is open."""
     forgotten = journal.execute("SELECT value FROM meta WHERE key = 'forgotten'").fetchone()
     if forgotten is not None and step <= forgotten[0]:
-        raise WrongStepError(f"prompts of step {forgotten[0]} and earlier were forgotten, step {step} cannot be restored")
+        raise WrongStepError(
+            f"prompts of step {forgotten[0]} and earlier were forgotten, step {step} cannot be restored"
+        )
     groups, samples = journal.execute(
         "SELECT count(*), coalesce(sum(size), 0) FROM consumed WHERE step >= ?", (step,)
     ).fetchone()

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from rollout_svc.buffer.replay import ReplayBuffer
@@ -27,6 +27,7 @@ from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
 from rollout_svc.producer.caution import Caution
 from rollout_svc.producer.lines import PromptLine
+from rollout_svc.producer.returned import returned_first
 from rollout_svc.producer.schedule import Counts, Decision, decide, next_task
 from rollout_svc.producer.sources import PromptSource
 from rollout_svc.prompt import Prompt
@@ -99,6 +100,10 @@ class Producer:
         self.plan = plan
         self._group_size = group_size
         self.wake()
+
+    def return_first(self, prompts: Iterable[Prompt]) -> None:
+        """Admit these before what the sources of their tasks give; before `run`."""
+        self._sources = returned_first(self._sources, prompts)
 
     def wake(self) -> None:
         """Something changed: look again."""
@@ -194,7 +199,7 @@ class Producer:
         return True
 
     def _start(
-        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position
+        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position | None
     ) -> None:
         content, now = line.content, asyncio.get_running_loop().time()
         prompt = Prompt(

@@ -71,9 +71,10 @@ def returned_first(sources: Mapping[str, PromptSource], prompts: Iterable[Prompt
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)
-    return {
-        task: ReturnedFirst(source, by_task[task]) if task in by_task else source for task, source in sources.items()
-    }
+    found = dict(sources)
+    for task, returned in by_task.items():
+        found[task] = ReturnedFirst(sources[task], returned)
+    return found
 
 
 def _content(prompt: Prompt) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Kept:
         self.connection.execute("COMMIT")
 
     def admit(self, count: int = 1) -> tuple[str, ...]:
-        """Admit groups `g0`, `g1`, … of prompts `p0`, `p1`, …"""
+        """Admit groups `g0` and so on, of prompts `p0` and so on."""
         ids = tuple(f"g{number}" for number in range(self.groups, self.groups + count))
         self.groups += count
         for group_id in ids:
@@ -179,10 +179,7 @@ def test_a_full_disk_leaves_what_was_there(kept: Kept, tmp_path: Path) -> None:
 
 
 def test_going_on_gives_back_what_came_after_the_step(kept: Kept, tmp_path: Path) -> None:
-    """Groups consumed at the step or later are prompts again, before those that waited, and in no total.
-
-    # P31
-    """
+    """Groups consumed at the step or later are prompts again, before those that waited, and in no total."""  # P31
     for step in range(4):
         kept.consume(step, step + 1)
     kept.write(notes.Settled(kept.admit()[0], "expired", again=True))
@@ -190,7 +187,8 @@ def test_going_on_gives_back_what_came_after_the_step(kept: Kept, tmp_path: Path
     done = restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, 2)
     assert done == (2, 7, 0)
     found = content(tmp_path / "new.db")
-    assert [prompt.prompt_id for prompt in found.again] == [f"p{number}" for number in (*range(3, 10), 10)]
+    assert [prompt.prompt_id for prompt in found.returned] == [f"p{number}" for number in range(3, 10)]
+    assert [prompt.prompt_id for prompt in found.again] == ["p10"]
     assert found.settled_groups == {"consumed": 3, "expired": 1}
     assert found.settled_samples == {"consumed": 6, "expired": 2}
     assert found.step == 1
@@ -262,7 +260,7 @@ def test_a_journal_that_is_there_is_kept(kept: Kept, tmp_path: Path, there: str)
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 0.9, 0.999])
 def test_half_a_snapshot_is_refused(kept: Kept, tmp_path: Path, share: float) -> None:
-    """A snapshot that was cut anywhere is refused in one line; it is as it was, and no journal is made. # P35"""
+    """A snapshot that was cut anywhere is refused in one line; it is as it was, and no journal is made."""  # P35
     kept.write(notes.Pushed("t", tuple((f"q{number}", b'"' + b"x" * 900 + b'"') for number in range(100))))
     kept.snapshot(tmp_path / "whole.db", 1)
     whole = (tmp_path / "whole.db").read_bytes()
@@ -284,7 +282,7 @@ def test_a_damaged_snapshot_is_refused(kept: Kept, tmp_path: Path) -> None:
     with (tmp_path / "snapshot.db").open("r+b") as file:
         file.seek(4096 * 40)  # among the lines
         file.write(b"\xff" * 4096)
-    with pytest.raises(ConfigError, match="^--restore: .* is damaged: "):
+    with pytest.raises(ConfigError, match=r"^--restore: .* is damaged: "):
         restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, None)
 
 

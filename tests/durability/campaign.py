@@ -41,7 +41,7 @@ MOMENTS: Final = {
     "restore": 1,
 }
 """When it is killed, and how often in comparison."""
-_WITHIN_S: Final = {"take": 0.03, "ack": 0.006, "push": 0.008, "pause": 0.08, "resume": 0.02, "checkpoint": 0.04}
+_WITHIN_S: Final = {"take": 0.03, "ack": 0.006, "push": 0.008, "pause": 0.02, "resume": 0.01, "checkpoint": 0.04}
 """The kill comes so long after the call, at most: about as long as the call takes."""
 _WORK_S: Final = (0.05, 0.5)
 _LINES: Final = 40
@@ -134,8 +134,8 @@ class _Chapter:
     async def _call_of(self, moment: str) -> Callable[[], Awaitable[None]] | None:
         """What is under way when the kill comes; None: nothing, or it is over."""
         trainer, lent = self.trainer, list(self.trainer.books.lent.values())
+        acks = tuple(held.batch_id for held in lent if self.rng.random() < 0.5)
         if moment == "take":
-            acks = tuple(held.batch_id for held in lent if self.rng.random() < 0.5)
             return lambda: trainer.take(self.rng.randint(1, 4), acks)
         if moment == "ack" and lent:
             batch_id = self.rng.choice(lent).batch_id
@@ -149,15 +149,14 @@ class _Chapter:
             return trainer.resume if moment == "resume" else None
         if moment == "checkpoint":
             path = self.site.folder / "snapshot.db"
-            return lambda: self._checkpoint(path)
+            return lambda: self._checkpoint(path, acks)
         return None
 
-    async def _checkpoint(self, path: Path) -> None:
+    async def _checkpoint(self, path: Path, acks: tuple[str, ...]) -> None:
         """Write a snapshot; it is one to go back to once it was answered."""
-        books, step = self.trainer.books.copy(), self.trainer.step
         self.snapshot = None  # whatever lies there may be replaced from now on
-        await self.trainer.checkpoint(path)
-        self.snapshot = _Snapshot(path, books, step)
+        await self.trainer.checkpoint(path, acks)
+        self.snapshot = _Snapshot(path, self.trainer.books.copy(), self.trainer.step)
 
     def check_snapshot(self) -> None:
         """What lies at a snapshot's place is whole, whenever the kill came."""

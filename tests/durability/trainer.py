@@ -126,9 +126,12 @@ class Trainer:
         """Let it go on."""
         await self._client.resume()
 
-    async def checkpoint(self, path: Path) -> None:
+    async def checkpoint(self, path: Path, ack: tuple[str, ...] = ()) -> None:
         """Have everything written beside what the trainer would write."""
-        await self._client.checkpoint(str(path), self.step)
+        self._unsure_acks |= dict.fromkeys(ack)
+        late = (await self._client.checkpoint(str(path), self.step, ack=list(ack))).get("ack_expired", ())
+        for batch_id in ack:
+            self._acked(batch_id, refused=batch_id in late)
 
     # -- what a trainer does ---------------------------------------------------------------------------------
 
