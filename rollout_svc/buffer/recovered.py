@@ -40,6 +40,7 @@ class FoundGroup(NamedTuple):
     prompt: Prompt
     account: Literal["aborted", "ready", "leased"]
     hand_backs: int
+    cuts: int
     samples: tuple[SampleState, ...]
 
 
@@ -75,9 +76,10 @@ class Recovered:
         ended: how ended leases ended, oldest first.
         positions: of the sources, by task.
         pushed: by task.
+        returned: prompts that an earlier step gave back, to be admitted before all others; oldest first.
         again: prompts that wait to be admitted once more, oldest first.
-        settled_groups: totals by outcome.
-        settled_samples: likewise.
+        settled_groups: totals by task and outcome.
+        settled_samples: totals by outcome.
         version: weight version the fleet had last; None where none was noted.
         step: last step whose batch was acknowledged; None where none was.
     """
@@ -87,8 +89,9 @@ class Recovered:
     ended: tuple[tuple[str, str], ...] = ()
     positions: Mapping[str, Position] = field(default_factory=dict)
     pushed: Mapping[str, Pushed] = field(default_factory=dict)
+    returned: tuple[Prompt, ...] = ()
     again: tuple[Prompt, ...] = ()
-    settled_groups: Mapping[Account, int] = field(default_factory=dict)
+    settled_groups: Mapping[str, Mapping[Account, int]] = field(default_factory=dict)
     settled_samples: Mapping[Account, int] = field(default_factory=dict)
     late_discarded: int = 0
     redone: int = 0

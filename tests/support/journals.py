@@ -41,7 +41,7 @@ class _Inline(Writer[notes.Note]):
     async def flush(self) -> None:
         return None
 
-    async def run(self, do: Callable[[sqlite3.Connection], Any]) -> Any:
+    async def run(self, do: Callable[[sqlite3.Connection], Any], within_s: float = 0.0) -> Any:
         return do(self._connection)
 
     async def close(self) -> None:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-__all__ = ["APPLICATION", "PRAGMAS", "VERSION", "create_tables"]
+__all__ = ["APPLICATION", "PRAGMAS", "SNAPSHOT", "VERSION", "create_tables"]
 
 APPLICATION: Final = 0x726F6C6A
 """`application_id` of the file: "rolj"."""
+SNAPSHOT: Final = 0x726F6C73
+"""That of a snapshot: "rols", so that neither is taken for the other."""
 VERSION: Final = 1
 """`user_version` of the file: raised with every change of the tables."""
 PRAGMAS: Final = (
@@ -30,7 +32,10 @@ PRAGMAS: Final = (
 )
 _TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE totals (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE totals (
+    task TEXT NOT NULL, outcome TEXT NOT NULL, groups INTEGER NOT NULL, samples INTEGER NOT NULL,
+    PRIMARY KEY (task, outcome)
+) WITHOUT ROWID;
 CREATE TABLE sources (task TEXT PRIMARY KEY, used INTEGER NOT NULL, state BLOB) WITHOUT ROWID;
 CREATE TABLE pushed (
     place INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, prompt_id TEXT NOT NULL, line BLOB,
@@ -40,7 +45,8 @@ CREATE INDEX pushed_waiting ON pushed (place) WHERE line IS NOT NULL;
 CREATE TABLE groups (
     number INTEGER PRIMARY KEY AUTOINCREMENT, group_id TEXT NOT NULL UNIQUE, task TEXT NOT NULL,
     prompt_id TEXT NOT NULL, prompt BLOB NOT NULL, ids BLOB NOT NULL, size INTEGER NOT NULL,
-    account TEXT NOT NULL, place INTEGER NOT NULL DEFAULT 0, hand_backs INTEGER NOT NULL DEFAULT 0
+    account TEXT NOT NULL, place INTEGER NOT NULL DEFAULT 0, hand_backs INTEGER NOT NULL DEFAULT 0,
+    cuts INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX groups_waiting ON groups (account, place);
 CREATE TABLE samples (
@@ -54,7 +60,7 @@ CREATE TABLE leases (
 CREATE TABLE ended (number INTEGER PRIMARY KEY AUTOINCREMENT, batch_id TEXT NOT NULL, fate TEXT NOT NULL);
 CREATE TABLE consumed (
     number INTEGER PRIMARY KEY, group_id TEXT NOT NULL, step INTEGER NOT NULL, task TEXT NOT NULL,
-    prompt_id TEXT NOT NULL, prompt BLOB NOT NULL, ids BLOB NOT NULL
+    prompt_id TEXT NOT NULL, prompt BLOB NOT NULL, ids BLOB NOT NULL, size INTEGER NOT NULL
 );
 CREATE INDEX consumed_steps ON consumed (step);
 CREATE TABLE again (
