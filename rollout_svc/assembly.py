@@ -41,6 +41,7 @@ from rollout_svc.rollout.tally import Tally
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
+from rollout_svc.trajectories import Trajectories, trajectory_problems
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.absence import Attendance
@@ -79,6 +80,7 @@ class Parts:
     ledger: Ledger
     tally: Tally
     buffer: ReplayBuffer
+    trajectories: Trajectories
     pool: WorkerPool
     judging: Judging
     rollouts: Rollouts
@@ -127,6 +129,7 @@ def prepare(config: Config) -> Prepared:
         if worker.launch is not None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
     problems += _lost_on_the_way(config)
+    problems += trajectory_problems(config.trajectories)
     if problems:
         raise ConfigError(problems)
     batches = (batch_of(w.max_batch, len(w.behind), config.trainer) for w in config.workers)
@@ -208,6 +211,7 @@ def assemble(
         ledger=ground.ledger,
         tally=ground.tally,
         buffer=ground.buffer,
+        trajectories=ground.trajectories,
         pool=fleet.pool,
         judging=work.judging,
         rollouts=work.rollouts,
@@ -235,6 +239,7 @@ class _Ground:
         self.processes = outside.processes()
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer()
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
+        self.trajectories = Trajectories(config.trajectories, bus=bus)
 
 
 class _FleetParts:
@@ -300,6 +305,7 @@ class _WorkParts:
             codec=prepared.codec,
             tally=ground.tally,
             settling=ground.settling,
+            trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
         )
         self.rollouts = Rollouts(tools=tools, buffer=ground.buffer)

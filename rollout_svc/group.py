@@ -52,14 +52,17 @@ class Group:
         "_versions",
         "account",
         "created_at",
+        "filter_failures",
         "group_id",
         "hand_backs",
         "handed_back_at",
         "lane",
         "not_before",
+        "passed",
         "prompt",
         "ready_at",
         "reason",
+        "recorded",
         "samples",
     )
 
@@ -85,6 +88,9 @@ class Group:
         self.hand_backs = 0
         self.handed_back_at = now
         self.reason: str | None = None
+        self.recorded = False  # its trajectory is handed over
+        self.passed = False  # its filter kept it
+        self.filter_failures = 0
         self._ledger = ledger
         self._versions: frozenset[int | None] | None = None
         self.samples = tuple(

@@ -56,7 +56,10 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
             "waiting_for": parts.producer.waiting,
             "exhausted": parts.producer.exhausted,
             "no_worker_s": parts.attendance.absent_s,
+            "filtered_in_a_row": parts.producer.drought.in_a_row,
+            "sources": {name: source.as_json() for name, source in parts.producer.sources.items()},
         },
+        "trajectories": parts.trajectories.as_json(),
         "ledger": parts.ledger.as_json(),
         "plan": plan.as_json(),
         "rss_bytes": rss_bytes(),
@@ -82,17 +85,22 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "workers": whereabouts(parts),
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
+        "prompts_used": {name: source.position.used for name, source in parts.producer.sources.items()},
         "oldest": oldest_samples(parts, _OLDEST),
     }
     if groups > plan.max_groups:
         message = f"the plan admits at most {plan.max_groups} groups that are not consumed"
         return Shortage("not_enough", message, detail, final=True)
     if parts.producer.exhausted and ledger.unsettled_groups < groups:
-        message = "the prompts are used up, and not enough groups are left under way"
+        used = sum(source.position.used for source in parts.producer.sources.values())
+        message = f"the prompts are used up, all {used}, and {ledger.unsettled_groups} groups are left under way"
         return Shortage("exhausted", message, detail, final=True)
     if "train" in parts.pauses.closed:
         return Shortage("paused", "the stage is paused", detail)
     message = parts.producer.waiting or "groups are under way"
     if parts.tally.last_failure and not parts.buffer.ready:
         message += f"; {sum(parts.tally.failed.values())} attempts failed, last: {parts.tally.last_failure}"
+    drought = parts.producer.drought
+    if drought.lasts and not parts.buffer.ready:
+        message += f"; the last {drought.in_a_row} groups were all filtered: {drought.reason}"
     return Shortage("not_enough", message, detail)

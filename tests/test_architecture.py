@@ -22,8 +22,8 @@ GROUND = (
 """Imported by everyone; they import each other."""
 FLOORS = (
     GROUND,
-    ("agent", "judging", "judge_processes", "engines", "launching"),
-    ("workers", "buffer", "preflight"),
+    ("agent", "judging", "judge_processes", "filtering", "engines", "launching"),
+    ("workers", "buffer", "trajectories", "preflight"),
     ("rollout",),
     ("producer",),
     ("batches",),

@@ -174,10 +174,9 @@ _LATER: Final = (
     "buffer.max_bytes",
     "journal",
     "evaluation",
-    "trajectories",
 )
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
-_LATER_OF_A_TASK: Final = ("partial_rollout", "filter", "max_groups")
+_LATER_OF_A_TASK: Final = ("partial_rollout", "max_groups")
 """Likewise, of a task."""
 
 

@@ -7,6 +7,7 @@ Invariants:
 - A prompt is used up in the same step that admits it; a loop that is stopped anywhere loses none.
 - Whatever could change the decision calls `wake`; what rests, groups or new prompts, sets the one timer there is.
 - While nothing can be started the loop says why, once per reason.
+- Where a filter keeps nothing for long, that is said, ever more seldom; it stops nothing.
 - A prompt that cannot be used is admitted and settled FAILED, with its problem said: it is counted and not lost.
 """
 
@@ -20,12 +21,21 @@ from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.events import (
+    EventBus,
+    GroupAdmitted,
+    GroupFinished,
+    GroupsAllFiltered,
+    GroupSettled,
+    ProducerWaiting,
+    SampleFailed,
+    SourceSkips,
+)
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
-from rollout_svc.producer.caution import Caution
+from rollout_svc.producer.caution import Caution, Drought
 from rollout_svc.producer.lines import PromptLine
 from rollout_svc.producer.schedule import Counts, Decision, decide, next_task
 from rollout_svc.producer.sources import PromptSource
@@ -67,6 +77,8 @@ class Producer:
         self.doomed: Callable[[], bool] = lambda: False
         self.waiting = ""
         self.admitted: dict[str, int] = dict.fromkeys(runtimes, 0)
+        self.sources = sources
+        self.drought = Drought()
         self._gate = gate
         self._pool = pool
         self._rollouts = rollouts
@@ -78,7 +90,6 @@ class Producer:
         self._storage = storage
         self._settling = settling
         self._runtimes = runtimes
-        self._sources = sources
         self._group_size = group_size
         self._new_id = new_id
         self._active_workers = 0
@@ -92,7 +103,7 @@ class Producer:
     @property
     def exhausted(self) -> bool:
         """Whether no source will ever give another prompt."""
-        return all(source.exhausted for source in self._sources.values())
+        return all(source.exhausted for source in self.sources.values())
 
     def set_plan(self, plan: Plan, group_size: int) -> None:
         """Follow another plan from now on; groups under way keep their size."""
@@ -118,11 +129,13 @@ class Producer:
     async def run(self) -> None:
         """Produce until cancelled."""
         try:
-            for source in self._sources.values():
+            for task, source in self.sources.items():
                 source.open(self._source_changed)
+                if source.skips:
+                    self._bus.emit(SourceSkips(task, source.skips))
             await self._produce()
         finally:
-            for source in self._sources.values():
+            for source in self.sources.values():
                 source.close()
             self._cancel_timer()
 
@@ -169,7 +182,7 @@ class Producer:
 
     async def _admit(self) -> bool:
         """Encode a prompt, then decide again: what was awaited may have changed everything."""
-        lines = {name: line for name, source in self._sources.items() if (line := source.peek()) is not None}
+        lines = {name: line for name, source in self.sources.items() if (line := source.peek()) is not None}
         task = next_task(self.admitted, {name: self._runtimes[name].weight for name in lines})
         if task is None:
             ended = self.waiting != "no_prompts" and self.exhausted
@@ -188,7 +201,7 @@ class Producer:
         decision = self._decide()
         if decision.action != "admit":
             return decision.action == "continue"
-        source = self._sources[task]
+        source = self.sources[task]
         source.advance()
         self._start(task, line, ids, failure, source.position)
         return True
@@ -245,6 +258,7 @@ class Producer:
 
     def _finished(self, _: GroupFinished) -> None:
         self._warned = False
+        self.drought.kept()
         if self._caution.finished():
             self.wake()
 
@@ -252,6 +266,8 @@ class Producer:
         if event.outcome == "failed":
             self._caution.failed(event.reason or "", asyncio.get_running_loop().time())
             self._tell_if_exhausted()
+        elif event.outcome == "filtered" and self.drought.filtered(event.reason or ""):
+            self._bus.emit(GroupsAllFiltered(self.drought.in_a_row, self.drought.reason))
         self.wake()  # one group less, or the beginning of a rest
 
     def _say(self, reason: str) -> None:

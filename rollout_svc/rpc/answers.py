@@ -154,6 +154,18 @@ class BufferRecord(Record):
     leases: list[LeaseRecord]
 
 
+class SourceRecord(Record):
+    """Where the prompts of one task come from."""
+
+    used: Natural
+    """Lines used up, since the beginning of the source."""
+    epoch: Natural | None
+    """Passes over a file that were begun; null: it has none."""
+    exhausted: bool
+    known_ids: Natural | None
+    """Ids that are not accepted again; null: nothing is pushed here."""
+
+
 class ProducerRecord(Record):
     """What the producing loop does."""
 
@@ -162,6 +174,19 @@ class ProducerRecord(Record):
     exhausted: bool
     no_worker_s: float | None
     """Seconds for which no worker has been in traffic; null: one is, or none is missed."""
+    filtered_in_a_row: Natural
+    """Groups that were filtered since one was kept."""
+    sources: dict[str, SourceRecord]
+
+
+class TrajectoriesRecord(Record):
+    """What was written down of finished groups."""
+
+    path: str
+    written: Natural
+    failed: Natural
+    """Lines that were lost."""
+    bytes: Natural
 
 
 class Status(Record):
@@ -176,6 +201,8 @@ class Status(Record):
     workers: list[WorkerRecord]
     buffer: BufferRecord
     producer: ProducerRecord
+    trajectories: TrajectoriesRecord | None
+    """Null: none are kept."""
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural

@@ -64,6 +64,7 @@ class Silent:
     """A source that has nothing to give, now or ever, and does not say that it ends."""
 
     exhausted = False
+    skips = 0
     position = Position(0)
 
     def __init__(self) -> None:
@@ -74,6 +75,12 @@ class Silent:
 
     def close(self) -> None:
         self.closed = True
+
+    def restore(self, position: Position) -> None:
+        """There is nothing to go on with."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {}
 
     def peek(self) -> PromptLine | None:
         return None

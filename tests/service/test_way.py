@@ -19,7 +19,15 @@ SAMPLE_KEYS = {
 GROUP_KEYS = {"group_id", "task", "prompt", "samples"}
 BATCH_KEYS = {"batch_id", "step", "groups", "metrics"}
 FIGURES = {
-    *("groups", "samples", "reward_mean", "reward_std", "response_length_mean", "response_length_min"),
+    *(
+        "groups",
+        "samples",
+        "reward_mean",
+        "reward_std",
+        "reward_samples",
+        "response_length_mean",
+        "response_length_min",
+    ),
     *("response_length_max", "staleness", "mixed_versions"),
 }
 METRICS_KEYS = FIGURES | {
@@ -35,7 +43,7 @@ ACCOUNTS = {
     *("admitted", "queued", "in_flight", "aborted", "ready", "leased", "consumed", "filtered", "expired", "failed"),
 }
 BEYOND_SAMPLE = {"reward_parts"}
-BEYOND_STATUS = {"producer"}
+BEYOND_STATUS = {"producer", "trajectories"}
 BEYOND_WORKER = {
     *("tokens_in_flight", "incarnation", "frozen", "reason", "weight_version", "engine_version", "model"),
     "process",
