@@ -259,8 +259,10 @@ class PushSource:
             if problem is not None:
                 raise BadRequest.at(f"prompts.{index}.{problem.path}".rstrip("."), problem.message)
             read.append(read_line(line, self._refused, f"prompts.{index}"))
-        fresh = {_digest(line.prompt_id): line for line in reversed(read)}
-        taken = [line for digest, line in reversed(fresh.items()) if digest not in self._seen]
+        fresh: dict[bytes, PromptLine] = {}
+        for line in read:
+            fresh.setdefault(_digest(line.prompt_id), line)
+        taken = [line for digest, line in fresh.items() if digest not in self._seen]
         self._seen.update(fresh)
         self._lines.extend(taken)
         if taken:
