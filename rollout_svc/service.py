@@ -39,7 +39,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.startup import refuse_unfit, wait_for_engines
+from rollout_svc.startup import guard_fleet, refuse_unfit, wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck
 from rollout_svc.tasks import wait_until
@@ -136,7 +136,7 @@ class RolloutService:
             shortage=self._shortage,
             outside=self._outside,
         )
-        self._fleet = Concurrency(parts=parts, trainer=self.config.trainer, plan=self.prepared.plan, rng=self._rng)
+        self._fleet = Concurrency(parts=parts, config=self.config, plan=self.prepared.plan, rng=self._rng)
         for worker in self.config.workers:
             self._fleet.add(worker)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
@@ -160,6 +160,7 @@ class RolloutService:
         """
         await wait_for_engines(self.parts.pool, self.bus, self.config.start_timeout_s)
         refuse_unfit(self.config, self.parts.pool, self.bus)
+        guard_fleet(self.config, self.parts)
         if self._phase == "starting":
             self._phase = "running"
             self.parts.gate.open(LANES)

@@ -23,7 +23,11 @@ _ON_PAUSE: Final = get_args(OnPause)
 
 @dataclass(frozen=True, slots=True)
 class TaskRuntime:
-    """One task, ready to run."""
+    """One task, ready to run.
+
+    Attributes:
+        partial: whether a sample that was cut goes on from its tokens; None: wherever those can still be used.
+    """
 
     name: str
     agent: Agent
@@ -32,6 +36,7 @@ class TaskRuntime:
     desk: JudgeDesk
     sampling: SamplingConfig
     weight: float
+    partial: bool | None = None
     filter: FilterDesk | None = None
 
 
@@ -73,7 +78,9 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
     )
     one_turn = bool(getattr(agent, "one_turn", False))
     kept_by = None if task.filter is None else _make_filter(task.filter, f"{path}.filter")
-    return TaskRuntime(task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight, kept_by)
+    return TaskRuntime(
+        task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight, task.partial_rollout, kept_by
+    )
 
 
 def _make_filter(config: FilterConfig, path: str) -> FilterDesk:
