@@ -32,6 +32,7 @@ from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.ladder import Ladder
 from rollout_svc.plan import Plan, batch_of, make_plan
+from rollout_svc.producer.drought import Droughts
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, make_source
 from rollout_svc.producer.tail import Tail
@@ -87,6 +88,8 @@ class Parts:
     judging: Judging
     rollouts: Rollouts
     producer: Producer
+    sources: dict[str, PromptSource]
+    droughts: Droughts
     fleet: Fleet
     updater: WeightUpdater
     supervisor: Supervisor
@@ -196,8 +199,10 @@ def assemble(
         bus=bus,
         storage=ground.storage,
         settling=ground.settling,
+        mixture=work.producer.mixture,
         lease_s=prepared.config.buffer.lease_s,
         max_staleness=prepared.config.trainer.max_staleness,
+        max_token_staleness=prepared.config.trainer.max_token_staleness,
         version=lambda: fleet.fleet.version,
         hopeless=hopeless,
         shortage=shortage,
@@ -220,6 +225,8 @@ def assemble(
         judging=work.judging,
         rollouts=work.rollouts,
         producer=work.producer,
+        sources=prepared.sources,
+        droughts=work.droughts,
         fleet=fleet.fleet,
         updater=fleet.updater,
         supervisor=fleet.supervisor,
@@ -241,7 +248,7 @@ class _Ground:
         self.transport = outside.transport()
         self.storage = outside.storage()
         self.processes = outside.processes()
-        self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer()
+        self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
         self.trajectories = Trajectories(config.trajectories, bus=bus)
 
@@ -312,6 +319,7 @@ class _WorkParts:
             trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
         )
+        self.droughts = Droughts(prepared.runtimes, ground.bus)
         self.rollouts = Rollouts(tools=tools, buffer=ground.buffer)
         self.rollouts.partials_usable = partials_usable(ground.config.trainer, ground.config.producer.strategy)
         config = ground.config.producer
@@ -381,6 +389,7 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
 
     def gate_changed(_: Lane) -> None:
         producer.wake()
+        batches.wake()  # what is under way in a closed lane does not come: nobody waits for it
         attendance.look()
 
     def fleet_changed() -> None:

@@ -199,8 +199,9 @@ class ProducerWaiting(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupsAllFiltered(Event):
-    """So many groups in a row were filtered, and none was kept; told again each time the number has doubled."""
+    """So many groups of a task in a row were filtered, and none was kept; told again whenever the number doubles."""
 
+    task: str
     in_a_row: int
     reason: str
 

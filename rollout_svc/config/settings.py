@@ -166,14 +166,12 @@ class BufferConfig(Settings):
 
 
 _LATER: Final = (
-    "trainer.max_token_staleness",
     "buffer.path",
-    "buffer.max_bytes",
     "journal",
     "evaluation",
 )
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
-_LATER_OF_A_TASK: Final = ("max_groups",)
+_LATER_OF_A_TASK: Final[tuple[str, ...]] = ()
 """Likewise, of a task."""
 
 

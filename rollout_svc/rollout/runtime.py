@@ -37,6 +37,7 @@ class TaskRuntime:
     sampling: SamplingConfig
     weight: float
     partial: bool | None = None
+    max_groups: int | None = None
     filter: FilterDesk | None = None
 
 
@@ -79,7 +80,16 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
     one_turn = bool(getattr(agent, "one_turn", False))
     kept_by = None if task.filter is None else _make_filter(task.filter, f"{path}.filter")
     return TaskRuntime(
-        task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight, task.partial_rollout, kept_by
+        name=task.name,
+        agent=agent,
+        on_pause=on_pause,
+        one_turn=one_turn,
+        desk=desk,
+        sampling=task.sampling,
+        weight=task.weight,
+        partial=task.partial_rollout,
+        max_groups=task.max_groups,
+        filter=kept_by,
     )
 
 

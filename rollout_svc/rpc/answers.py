@@ -151,6 +151,8 @@ class BufferRecord(Record):
 
     ready: Natural
     unfinished: Natural
+    bytes: Natural
+    """Encoded samples of finished groups, ready and leased."""
     leases: list[LeaseRecord]
 
 
@@ -180,6 +182,21 @@ class ScheduleRecord(Record):
     tail: TailRecord
 
 
+class TaskRecord(Record):
+    """One task's part in the mix: groups by where they are."""
+
+    admitted: Natural
+    out: Natural
+    """Admitted, and neither settled nor leased."""
+    ready: Natural
+    leased: Natural
+    consumed: Natural
+    share: float
+    """Of a batch, by the tasks' weights."""
+    waiting_for: str
+    """Why no prompt of it can be admitted; empty: one can, where there is room."""
+
+
 class SourceRecord(Record):
     """Where the prompts of one task come from."""
 
@@ -202,8 +219,9 @@ class ProducerRecord(Record):
     """Seconds for which no worker has been in traffic; null: one is, or none is missed."""
     schedule: ScheduleRecord | None
     """How much may be under way; null: there is no plan yet."""
-    filtered_in_a_row: Natural
-    """Groups that were filtered since one was kept."""
+    tasks: dict[str, TaskRecord]
+    filtered_in_a_row: dict[str, Natural]
+    """By task: groups that were filtered since one was kept."""
     sources: dict[str, SourceRecord]
 
 

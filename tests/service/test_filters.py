@@ -11,7 +11,7 @@ from rollout_svc.errors import ConfigError, NotNow
 from rollout_svc.events import GroupFinished, GroupsAllFiltered, GroupSettled, SampleFailed
 from rollout_svc.filtering import GroupView
 from rollout_svc.group import Group
-from rollout_svc.producer.caution import DROUGHT
+from rollout_svc.producer.drought import FIRST
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.stage import TASK, Stage, make_config, stage
 from tests.support.stores import Store
@@ -242,17 +242,17 @@ async def test_a_filter_that_keeps_nothing_is_told(engine: FakeSGLang) -> None:
     async with stage(engine, tasks=of_support("InlineFilter"), trainer=PAIRS) as made:
         plugin = plugin_of(made)
         plugin.verdict = lambda _: "dull"
-        await made.push(2 * DROUGHT + 1)
-        await made.until(lambda: made.groups("filtered") == 2 * DROUGHT + 1)
-        assert [event.in_a_row for event in made.of(GroupsAllFiltered)] == [DROUGHT, 2 * DROUGHT]
-        assert made.service.status()["producer"]["filtered_in_a_row"] == 2 * DROUGHT + 1
+        await made.push(2 * FIRST + 1)
+        await made.until(lambda: made.groups("filtered") == 2 * FIRST + 1)
+        assert [event.in_a_row for event in made.of(GroupsAllFiltered)] == [FIRST, 2 * FIRST]
+        assert made.service.status()["producer"]["filtered_in_a_row"] == {TASK: 2 * FIRST + 1}
         with pytest.raises(NotNow) as refused:
             await made.take(timeout_s=0.05)
-        assert f"the last {2 * DROUGHT + 1} groups were all filtered: dull" in refused.value.message
+        assert f"the last {2 * FIRST + 1} groups of task 't' were all filtered: dull" in refused.value.message
         plugin.verdict = lambda _: None
         await made.push(1, first=1000)
         await made.until(lambda: bool(made.of(GroupFinished)))
-        assert made.service.status()["producer"]["filtered_in_a_row"] == 0
+        assert made.service.status()["producer"]["filtered_in_a_row"] == {TASK: 0}
 
 
 async def test_the_end_of_the_prompts_is_told_with_numbers(engine: FakeSGLang, tmp_path: Any) -> None:

@@ -19,16 +19,9 @@ SAMPLE_KEYS = {
 GROUP_KEYS = {"group_id", "task", "prompt", "samples"}
 BATCH_KEYS = {"batch_id", "step", "groups", "metrics"}
 FIGURES = {
-    *(
-        "groups",
-        "samples",
-        "reward_mean",
-        "reward_std",
-        "reward_samples",
-        "response_length_mean",
-        "response_length_min",
-    ),
-    *("response_length_max", "staleness", "mixed_versions"),
+    *("groups", "samples", "reward_mean", "reward_std", "response_length_mean", "response_length_min"),
+    "reward_samples",
+    *("response_length_max", "staleness", "mixed_versions", "masked_tokens"),
 }
 METRICS_KEYS = FIGURES | {
     *("aborted", "continued", "redone", "failed", "settled", "wait_s", "pause_s", "tasks"),
