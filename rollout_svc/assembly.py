@@ -20,6 +20,7 @@ from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.engines import Endpoint, Transport, candidates
 from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import ConfigError, Problem
+from rollout_svc.evaluations.evaluations import Evaluations, apart
 from rollout_svc.events import EventBus
 from rollout_svc.feasible import infeasible, partials_usable, remarks
 from rollout_svc.gate import Gate, Lane
@@ -69,6 +70,7 @@ class Prepared:
     sources: dict[str, PromptSource]
     codec: TextCodec
     plan: Plan
+    refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Parts:
     attendance: Attendance
     pauses: PauseController
     batches: Batches
+    evaluations: Evaluations
 
 
 def worker_ids(config: Config) -> list[str]:
@@ -142,7 +145,7 @@ def prepare(config: Config) -> Prepared:
     notes = remarks(config.trainer, config.producer.strategy, config.tasks)
     plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)), notes=notes)
     raise_open_file_limit(plan)
-    return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan)
+    return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan, refused)
 
 
 def _lost_on_the_way(config: Config) -> list[Problem]:
@@ -234,6 +237,7 @@ def assemble(
         attendance=stop.attendance,
         pauses=stop.pauses,
         batches=batches,
+        evaluations=work.evaluations,
     )
 
 
@@ -325,6 +329,18 @@ class _WorkParts:
         config = ground.config.producer
         self.tail = Tail(config.tail_batch_size, config.tail_after_aborts)
         ground.settling.again = self.tail.again
+        self.evaluations = Evaluations(
+            rollouts=self.rollouts,
+            tools=apart(tools),
+            pool=fleet.pool,
+            gate=ground.gate,
+            runtimes=prepared.runtimes,
+            refused=prepared.refused,
+            bus=ground.bus,
+            version=lambda: fleet.fleet.version,
+            limit=ground.config.evaluation.max_in_flight,
+            new_id=ground.outside.new_id,
+        )
         self.producer = Producer(
             gate=ground.gate,
             pool=fleet.pool,
@@ -395,6 +411,7 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
     def fleet_changed() -> None:
         producer.wake()
         batches.wake()
+        work.evaluations.wake()
         attendance.look()
 
     ground.gate.subscribe(gate_changed)

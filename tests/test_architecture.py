@@ -26,7 +26,7 @@ FLOORS = (
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
-    ("batches",),
+    ("batches", "evaluations", "tensors"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),

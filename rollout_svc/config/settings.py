@@ -168,7 +168,6 @@ class BufferConfig(Settings):
 _LATER: Final = (
     "buffer.path",
     "journal",
-    "evaluation",
 )
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
 _LATER_OF_A_TASK: Final[tuple[str, ...]] = ()

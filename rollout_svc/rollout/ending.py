@@ -60,7 +60,7 @@ def _filter_failed(run: GroupRun, tools: Tools, failure: SampleFailure) -> None:
     final = group.filter_failures >= tools.max_attempts
     tell_failure(tools, run.group.prompt.task, group.samples[0], failure, group.filter_failures, final=final)
     if final:
-        run.give_up(failure.reason, None)
+        run.end("failed", failure.reason)
     elif not tools.gate.may_finish(group.lane):
         run.hand_back(failure.reason)
 

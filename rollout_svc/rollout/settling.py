@@ -37,7 +37,7 @@ class Settling:
 
     def end(self, group: Group, outcome: Settlement, reason: str, culprit: Sample | None = None) -> None:
         """Settle a group for a run, which announces it as it closes, in the same step."""
-        if group.complete:
+        if group.complete and group.lane == "train":
             rewards = [sample.reward for sample in group.samples if sample.reward is not None]
             self._tally.drop(group.prompt.task, rewards)
         group.settle(outcome, reason, culprit=culprit)

@@ -66,7 +66,7 @@ class Book(Record):
 
 
 class AccountBook(Record):
-    """Every group and sample of lane `train`, in exactly one account."""
+    """Every group and sample of a lane, in exactly one account."""
 
     groups: Book
     samples: Book
@@ -235,6 +235,20 @@ class TrajectoriesRecord(Record):
     bytes: Natural
 
 
+class EvaluationsRecord(Record):
+    """Lane `eval`."""
+
+    under_way: Natural
+    """Evaluations that have not been answered."""
+    in_flight: Natural
+    """Their requests at engines."""
+    waiting: Natural
+    """Their prompts that nobody works for."""
+    max_in_flight: Natural
+    ledger: AccountBook
+    """Each prompt is a group of one sample."""
+
+
 class Status(Record):
     """The service's record of itself."""
 
@@ -249,6 +263,7 @@ class Status(Record):
     producer: ProducerRecord
     trajectories: TrajectoriesRecord | None
     """Null: none are kept."""
+    evaluations: EvaluationsRecord
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural

@@ -75,7 +75,7 @@ async def test_tokens_beyond_their_bound_are_masked(tmp_path: Path) -> None:
     trainer = {"max_staleness": 3, "max_token_staleness": 1}
     async with (
         FakeSGLang(weight_version="0") as engine,
-        stage(engine, pushed=1, trainer=trainer, buffer={"lease_s": 0.2}) as made,
+        stage(engine, pushed=1, trainer=trainer, buffer={"lease_s": 0.5}) as made,
     ):
         engine.tokens_so_far = 2
         await engine.wait_running(1)
