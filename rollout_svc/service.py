@@ -215,6 +215,7 @@ class RolloutService:
         closing = [
             asyncio.ensure_future(parts.processes.close()),
             asyncio.ensure_future(parts.storage.close()),
+            asyncio.ensure_future(parts.trajectories.close()),
             asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)

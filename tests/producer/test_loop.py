@@ -68,6 +68,7 @@ class Silent:
     """A source that has nothing to give, now or ever, and does not say that it ends."""
 
     exhausted = False
+    skips = 0
     position = Position(0)
 
     def __init__(self) -> None:
@@ -82,10 +83,13 @@ class Silent:
     def close(self) -> None:
         self.closed = True
 
+    def as_json(self) -> dict[str, Any]:
+        return {}
+
     def peek(self) -> PromptLine | None:
         return None
 
-    def advance(self) -> None:
+    def advance(self) -> Position:
         raise AssertionError("there was nothing to use up")
 
 
