@@ -8,12 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from rollout_svc.batches import Batches, Shortage
+from rollout_svc.buffer.checkpoints import Checkpoints, Snapshots
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config, WorkerConfig
@@ -22,6 +24,7 @@ from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.evaluations.evaluations import Evaluations, apart
 from rollout_svc.events import EventBus
+from rollout_svc.feasible import infeasible, partials_usable, remarks
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.judging import Judging, ProcessRunner
 from rollout_svc.launching import launch_problems
@@ -34,6 +37,7 @@ from rollout_svc.pause.ladder import Ladder
 from rollout_svc.plan import Plan, batch_of, make_plan
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, make_source
+from rollout_svc.producer.tail import Tail
 from rollout_svc.rollout.member import Tools
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime, make_runtimes
@@ -93,6 +97,11 @@ class Parts:
     pauses: PauseController
     batches: Batches
     evaluations: Evaluations
+    checkpoints: Checkpoints
+
+    async def abandon(self) -> None:
+        """Close what is open of parts that nobody has used."""
+        await asyncio.gather(self.transport.close(), self.processes.close(), self.storage.close())
 
 
 def worker_ids(config: Config) -> list[str]:
@@ -130,10 +139,12 @@ def prepare(config: Config) -> Prepared:
         if worker.launch is not None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
     problems += _lost_on_the_way(config)
+    problems += infeasible(config.trainer, config.producer, config.tasks)
     if problems:
         raise ConfigError(problems)
     batches = (batch_of(w.max_batch, len(w.behind), config.trainer) for w in config.workers)
-    plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)))
+    notes = remarks(config.trainer, config.producer.strategy, config.tasks)
+    plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)), notes=notes)
     raise_open_file_limit(plan)
     return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan, refused)
 
@@ -180,9 +191,10 @@ def assemble(
     hopeless: Callable[[int], bool],
     shortage: Callable[[int], Shortage],
     outside: Outside,
+    storage: Storage,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
-    ground = _Ground(prepared.config, bus, rng, on_death, outside)
+    ground = _Ground(prepared.config, bus, rng, on_death, outside, storage)
     fleet = _FleetParts(ground)
     work = _WorkParts(ground, fleet, prepared)
     stop = _StopParts(ground, fleet, work)
@@ -192,14 +204,21 @@ def assemble(
         bus=bus,
         storage=ground.storage,
         settling=ground.settling,
+        mixture=work.producer.mixture,
         lease_s=prepared.config.buffer.lease_s,
         max_staleness=prepared.config.trainer.max_staleness,
+        max_token_staleness=prepared.config.trainer.max_token_staleness,
         version=lambda: fleet.fleet.version,
         hopeless=hopeless,
         shortage=shortage,
         paused_s=lambda: stop.pauses.paused_s,
-        on_ahead=work.producer.wake,
+        on_demand=work.producer.wake,
         new_id=outside.new_id,
+    )
+    checkpoints = Checkpoints(
+        tasks=ground.tasks,
+        storage=storage if isinstance(storage, Snapshots) else None,
+        acknowledge=batches.acknowledge_all,
     )
     _connect(ground, fleet, work, stop, batches)
     return Parts(
@@ -223,21 +242,24 @@ def assemble(
         pauses=stop.pauses,
         batches=batches,
         evaluations=work.evaluations,
+        checkpoints=checkpoints,
     )
 
 
 class _Ground:
     """What everything else stands on."""
 
-    def __init__(self, config: Config, bus: EventBus, rng: Random, on_death: OnDeath, outside: Outside) -> None:
+    def __init__(
+        self, config: Config, bus: EventBus, rng: Random, on_death: OnDeath, outside: Outside, storage: Storage
+    ) -> None:
         self.config, self.bus, self.rng, self.on_death, self.outside = config, bus, rng, on_death, outside
         self.gate = Gate(is_open=False)
         self.signals = GateSignals(self.gate)
         self.tasks = TaskOwner(on_death)
         self.transport = outside.transport()
-        self.storage = outside.storage()
+        self.storage = storage
         self.processes = outside.processes()
-        self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer()
+        self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
 
 
@@ -307,6 +329,10 @@ class _WorkParts:
             max_attempts=ground.config.producer.max_attempts,
         )
         self.rollouts = Rollouts(tools=tools, buffer=ground.buffer)
+        self.rollouts.partials_usable = partials_usable(ground.config.trainer, ground.config.producer.strategy)
+        config = ground.config.producer
+        self.tail = Tail(config.tail_batch_size, config.tail_after_aborts)
+        ground.settling.again = self.tail.again
         self.evaluations = Evaluations(
             rollouts=self.rollouts,
             tools=apart(tools),
@@ -332,7 +358,8 @@ class _WorkParts:
             settling=ground.settling,
             runtimes=prepared.runtimes,
             sources=prepared.sources,
-            group_size=ground.config.trainer.prompt_repeat_k,
+            strategy=config.strategy,
+            tail=self.tail,
             new_id=ground.outside.new_id,
         )
 
@@ -382,6 +409,7 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
 
     def gate_changed(_: Lane) -> None:
         producer.wake()
+        batches.wake()  # what is under way in a closed lane does not come: nobody waits for it
         attendance.look()
 
     def fleet_changed() -> None:
@@ -394,4 +422,5 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
     ground.buffer.subscribe(producer.wake)
     fleet.pool.on_fleet = fleet_changed
     work.rollouts.on_room = producer.room
-    producer.doomed = lambda: batches.ahead
+    producer.demand = lambda: batches.demand
+    fleet.fleet.on_version = ground.storage.versioned

@@ -26,6 +26,7 @@ import orjson
 
 from rollout_svc.errors import IllegalTransition, SampleFailure, StaleAttempt
 from rollout_svc.ledger import Account, Ledger
+from rollout_svc.sample_state import SampleState
 from rollout_svc.segment import FinishReason, Segment, VersionSpan
 
 __all__ = ["ResumeAt", "Sample", "SampleStatus"]
@@ -225,12 +226,17 @@ class Sample:
         """How many those are."""
         return sum(len(segment.ids) for segment in self.segments if segment.turn == self.turn and segment.by_model)
 
-    @property
-    def restarts(self) -> bool:
-        """Whether handing it out drops its tokens: only a first turn can be gone on with in another run of the loop."""
+    def restarts(self, *, partial: bool = True) -> bool:
+        """Whether handing it out drops its tokens: only a first turn can be gone on with in another run of the loop.
+
+        Args:
+            partial: whether a turn that was cut may be gone on with at all; one that came whole may in any case.
+        """
         if self.status is not SampleStatus.ABORTED or self.resume_at != "generate":
             return False
-        return self.turn > 0 or not all(segment.by_model for segment in self.segments)
+        if self.turn > 0 or not all(segment.by_model for segment in self.segments):
+            return True
+        return not partial and (not self.segments or self.engine_finish_reason in (None, "abort"))
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -283,11 +289,12 @@ class Sample:
         if to is SampleStatus.INIT or dropped:
             self._drop_payload()
 
-    def hand_out(self) -> int:
+    def hand_out(self, *, partial: bool = True) -> int:
         """Give the sample to a task: a new attempt, and GENERATING or JUDGING; returns the attempt.
 
         A sample that was aborted after its engine had finished gets the engine's finish reason back. One whose agent
         loop was past its first turn is redone: the loop begins again, and would add its turns to those it made before.
+        So is one that was cut where that is not to be gone on with (`partial` false).
 
         Raises:
             IllegalTransition: the sample is neither INIT nor ABORTED; the attempt in force stays so.
@@ -300,7 +307,7 @@ class Sample:
                 self.finish_reason = "length" if self.engine_finish_reason in ("length", "abort") else "stop"
             self.transition(self.attempt, SampleStatus.JUDGING)
         else:
-            if self.restarts:
+            if self.restarts(partial=partial):
                 self.transition(self.attempt, SampleStatus.INIT, reason="restarted")
             self.finish_reason = None
             self.transition(self.attempt, SampleStatus.GENERATING)
@@ -365,6 +372,48 @@ class Sample:
             before = self.account
             self._leased = leased
             self._ledger.move_samples(before, self.account)
+
+    # -- lasting ---------------------------------------------------------------------------------------------
+
+    def state(self, more: Segment | None = None) -> SampleState:
+        """What is to survive of it now; `more`: tokens that have come and are not in its segments yet."""
+        return SampleState(
+            status=str(self.status),
+            attempt=self.attempt,
+            failures=self.failures,
+            turn=self.turn,
+            resume_at=self.resume_at,
+            finish_reason=self.finish_reason,
+            engine_finish_reason=self.engine_finish_reason,
+            segments=tuple(self.segments) if more is None else (*self.segments, more),
+            reward=self.reward,
+            reward_parts=self.reward_parts,
+            packed=self.packed,
+            length=self._length,
+            spans=self._spans,
+            meta=self.meta,
+        )
+
+    def recall(self, state: SampleState) -> None:
+        """Be what was noted in an earlier life, whose attempts write nothing any more.
+
+        Raises:
+            IllegalTransition: this sample has a life of its own already, or nothing could go on from that status.
+        """
+        status = SampleStatus(state.status)
+        if self.status is not SampleStatus.INIT or self.attempt:
+            raise IllegalTransition(f"{self.sample_id}: {self.status} cannot be recalled")
+        if status not in (SampleStatus.INIT, SampleStatus.ABORTED, SampleStatus.COMPLETED):
+            raise IllegalTransition(f"{self.sample_id}: nothing goes on from {status}")
+        self._ledger.move_samples("queued", _ACCOUNT_OF[status])
+        self.status, self.attempt, self.failures, self.turn = status, state.attempt + 1, state.failures, state.turn
+        self.resume_at, self.finish_reason = state.resume_at, state.finish_reason
+        self.engine_finish_reason = state.engine_finish_reason
+        self.segments, self.packed = list(state.segments), state.packed
+        self.reward, self.reward_parts = state.reward, dict(state.reward_parts or {})
+        self._length, self._spans = state.length, state.spans
+        if state.meta is not None:
+            self.meta = state.meta
 
     def _drop_payload(self) -> None:
         self.packed = None

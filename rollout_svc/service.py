@@ -23,25 +23,18 @@ from rollout_svc.batches import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of
-from rollout_svc.errors import (
-    BadRequest,
-    ConfigError,
-    Conflict,
-    NotFound,
-    NotNow,
-    NotNowType,
-    Problem,
-)
+from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, NotNowType, Problem
 from rollout_svc.evaluations.evaluation import records_of
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.group import Group
-from rollout_svc.launching import address_problems, launch_problems, taken_addresses
+from rollout_svc.launching import address_problems, launch_problems
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.startup import refuse_unfit, wait_for_engines
+from rollout_svc.recovery import Restore, open_storage, recall
+from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
 from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
@@ -67,6 +60,7 @@ class RolloutService:
         bus: EventBus | None = None,
         rng: Random | None = None,
         outside: Outside | None = None,
+        restore: Restore | None = None,
     ) -> None:
         """Check the configuration; raises ConfigError with every problem, and starts nothing.
 
@@ -75,6 +69,7 @@ class RolloutService:
             bus: where events go; None: nowhere.
             rng: source of jitter.
             outside: sockets, processes, storage, ids; None: the real ones, and storage that promises nothing.
+            restore: a snapshot to go on from, where there is no journal at `buffer.path` yet.
         """
         self.config = config
         self.bus = bus or EventBus()
@@ -82,6 +77,7 @@ class RolloutService:
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
         self._outside = outside or Outside()
+        self._restore = restore
         self._parts: Parts | None = None
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
@@ -89,6 +85,7 @@ class RolloutService:
         self._stopping: asyncio.Task[None] | None = None
         self._resuming = 0
         self._weights: WeightCalls | None = None
+        self.recovered: dict[str, int] = {}
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -129,14 +126,19 @@ class RolloutService:
         """Make the parts and begin to reach the engines; returns at once.
 
         Raises:
-            ConfigError: an engine is to be launched at a port that is in use; nothing was started.
+            ConfigError: an engine is to be launched at a port that is in use, or the journal at `buffer.path` cannot
+                be used; nothing was started, and the file is as it was.
         """
         if self._phase != "new":
             return
         self._phase = "starting"
-        if not await self._addresses_are_free():
-            return
-        self._parts = parts = assemble(
+        try:
+            await refuse_taken(self.config)
+            storage = await open_storage(self.config, self._outside, self._restore)
+        except ConfigError:
+            self._phase = "stopped"
+            raise
+        parts = assemble(
             self.prepared,
             bus=self.bus,
             rng=self._rng,
@@ -144,8 +146,14 @@ class RolloutService:
             hopeless=self._hopeless,
             shortage=self._shortage,
             outside=self._outside,
+            storage=storage,
         )
-        self._fleet = Concurrency(parts=parts, trainer=self.config.trainer, plan=self.prepared.plan, rng=self._rng)
+        self.recovered = await recall(parts, self.prepared, self._died)
+        if self.state != "starting":  # stopped meanwhile
+            await parts.abandon()
+            return
+        self._parts = parts
+        self._fleet = Concurrency(parts=parts, config=self.config, plan=self.prepared.plan, rng=self._rng)
         self._weights = WeightCalls(
             tasks=parts.tasks,
             pauses=parts.pauses,
@@ -162,15 +170,6 @@ class RolloutService:
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
         parts.tasks.spawn("evaluations", parts.evaluations.run(), critical=True)
 
-    async def _addresses_are_free(self) -> bool:
-        """Refuse to start where an engine that is to be launched could not listen; false where it was stopped since."""
-        launched = any(worker.launch is not None for worker in self.config.workers)
-        problems = await asyncio.to_thread(taken_addresses, self.config.workers) if launched else []
-        if problems:
-            self._phase = "stopped"
-            raise ConfigError(problems)
-        return self._phase == "starting"
-
     async def ready(self) -> None:
         """Wait until every configured engine has answered, then open the gate.
 
@@ -181,6 +180,7 @@ class RolloutService:
         """
         await wait_for_engines(self.parts.pool, self.bus, self.config.start_timeout_s)
         refuse_unfit(self.config, self.parts.pool, self.bus)
+        guard_fleet(self.config, self.parts)
         if self._phase == "starting":
             self._phase = "running"
             self.parts.gate.open(LANES)
@@ -352,6 +352,11 @@ class RolloutService:
         self._check_running()
         evaluations = self.parts.evaluations
         return await evaluations.evaluate(task, prompts, sampling=sampling, version=version, timeout_s=timeout_s)
+
+    async def checkpoint(self, path: str, step: int, ack: Iterable[str] = ()) -> dict[str, Any]:
+        """Write a snapshot of everything that must survive; see `buffer.checkpoints.Checkpoints.write`."""
+        self._check_alive()
+        return await self.parts.checkpoints.write(path, step, ack)
 
     def _hopeless(self, groups: int) -> bool:
         """Whether a take of `groups` groups can never be met."""

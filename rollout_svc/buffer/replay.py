@@ -5,14 +5,17 @@ Invariants:
 - A group is in at most one of: unfinished, ready, a lease. Each move is one synchronous step.
 - A lease ends exactly once: by its ack (consumed for good) or by time (its groups are ready again, in front).
 - Order is first in, first out; what comes back goes to the front, so that old work is finished first.
+- An unfinished group that is set aside is still unfinished, and goes on only when it is asked for by name.
+- The bytes of finished groups, ready and leased, are counted exactly; nothing is ever put out to make room.
 - The clock is passed in.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rollout_svc.group import Group
 
@@ -29,14 +32,25 @@ class Lease:
     step: int
     groups: tuple[Group, ...]
     expires_at: float
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class ReplayBuffer:
     """All groups that no task owns and that are not settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """Make an empty buffer.
+
+        Args:
+            max_bytes: bytes of finished groups at which it is `full`; None: it never is.
+        """
+        self.max_bytes = max_bytes
+        self.ready_bytes = 0
+        self.leased_bytes = 0
         self._unfinished: OrderedDict[str, Group] = OrderedDict()
+        self._aside: set[str] = set()
         self._ready: OrderedDict[str, Group] = OrderedDict()
+        self._oldest: Counter[float] = Counter()  # of the ready groups, how many have this as their oldest version
         self._leases: dict[str, Lease] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._listeners: list[Callable[[], None]] = []
@@ -72,18 +86,45 @@ class ReplayBuffer:
     def next_unfinished(self, now: float) -> Group | None:
         """Take out the oldest group whose time has come; None when there is none."""
         for group_id, group in self._unfinished.items():
-            if group.not_before <= now:
+            if group.not_before <= now and group_id not in self._aside:
                 del self._unfinished[group_id]
                 return group
         return None
 
+    def set_aside(self, group: Group) -> None:
+        """Keep a group that was taken out, until it is asked for by name; tells nobody."""
+        self._unfinished[group.group_id] = group
+        self._aside.add(group.group_id)
+
+    def take_out(self, group: Group) -> None:
+        """Take this unfinished group out, also one that was set aside; whoever settles it calls `changed`."""
+        del self._unfinished[group.group_id]
+        self._aside.discard(group.group_id)
+
+    def _in_line(self) -> Iterator[Group]:
+        if not self._aside:
+            return iter(self._unfinished.values())
+        return (group for group_id, group in self._unfinished.items() if group_id not in self._aside)
+
     def due(self, now: float) -> bool:
         """Whether an unfinished group may go on; asked before every start, so it stops at the first it finds."""
-        return any(group.not_before <= now for group in self._unfinished.values())
+        return any(group.not_before <= now for group in self._in_line())
 
     def earliest(self) -> float | None:
         """When the next unfinished group may go on; None when there is none."""
-        return min((group.not_before for group in self._unfinished.values()), default=None)
+        return min((group.not_before for group in self._in_line()), default=None)
+
+    # -- bytes -----------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the encoded samples of finished groups."""
+        return self.ready_bytes + self.leased_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether those have reached the bound: what is begun may finish, nothing new should be."""
+        return self.max_bytes is not None and self.bytes >= self.max_bytes
 
     # -- ready -----------------------------------------------------------------------------------------------
 
@@ -96,14 +137,30 @@ class ReplayBuffer:
         """Those groups, oldest first."""
         return iter(tuple(self._ready.values()))
 
+    def ready_since(self, version: float) -> int:
+        """How many of them have no token older than this version, nor one of an unknown version."""
+        return sum(count for oldest, count in self._oldest.items() if oldest >= version)
+
     def put_ready(self, group: Group) -> None:
         """Keep a finished group."""
-        self._ready[group.group_id] = group
+        self._enter(group)
         self.changed()
 
     def drop_ready(self, group: Group) -> None:
         """Take a finished group out; the caller settles it, then calls `changed`."""
+        self._leave(group)
+
+    def _enter(self, group: Group) -> None:
+        self._ready[group.group_id] = group
+        self._oldest[group.oldest] += 1
+        self.ready_bytes += group.payload_bytes
+
+    def _leave(self, group: Group) -> None:
         del self._ready[group.group_id]
+        self.ready_bytes -= group.payload_bytes
+        self._oldest[group.oldest] -= 1
+        if not self._oldest[group.oldest]:
+            del self._oldest[group.oldest]
 
     # -- leases ----------------------------------------------------------------------------------------------
 
@@ -112,12 +169,20 @@ class ReplayBuffer:
         """Leases in force."""
         return tuple(self._leases.values())
 
-    def lease(self, batch_id: str, step: int, groups: list[Group], expires_at: float) -> Lease:
-        """Lend ready groups as one batch."""
+    def lease(
+        self,
+        batch_id: str,
+        step: int,
+        groups: list[Group],
+        expires_at: float,
+        metrics: dict[str, Any] | None = None,
+    ) -> Lease:
+        """Lend ready groups as one batch, with its figures."""
         for group in groups:
-            del self._ready[group.group_id]
+            self._leave(group)
             group.lease()
-        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at)
+            self.leased_bytes += group.payload_bytes
+        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at, metrics or {})
         return lease
 
     def leased_at(self, step: int) -> Lease | None:
@@ -130,8 +195,9 @@ class ReplayBuffer:
         if lease is None:
             return None
         for group in lease.groups:
+            self.leased_bytes -= group.payload_bytes
             group.settle("consumed")
-        self._remember(batch_id, "acknowledged")
+        self.remember(batch_id, "acknowledged")
         self.changed()
         return lease
 
@@ -142,9 +208,10 @@ class ReplayBuffer:
             del self._leases[lease.batch_id]
             for group in reversed(lease.groups):
                 group.unlease()
-                self._ready[group.group_id] = group
+                self.leased_bytes -= group.payload_bytes
+                self._enter(group)
                 self._ready.move_to_end(group.group_id, last=False)
-            self._remember(lease.batch_id, "expired")
+            self.remember(lease.batch_id, "expired")
         if expired:
             self.changed()
         return expired
@@ -153,7 +220,8 @@ class ReplayBuffer:
         """How an ended lease ended: `acknowledged` or `expired`; None for one never seen, or long ago."""
         return self._ended.get(batch_id)
 
-    def _remember(self, batch_id: str, fate: str) -> None:
+    def remember(self, batch_id: str, fate: str) -> None:
+        """Keep how a lease ended, for a late ack."""
         self._ended[batch_id] = fate
         if len(self._ended) > _REMEMBERED_LEASES:
             self._ended.popitem(last=False)

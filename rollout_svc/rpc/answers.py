@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollout_svc.config import Dialect, PauseMode
+from rollout_svc.config import Dialect, PauseMode, Strategy
 from rollout_svc.gate import Lane
 from rollout_svc.service import State
 from rollout_svc.workers.worker import WorkerState
@@ -22,6 +22,7 @@ __all__ = [
     "Accepted",
     "AccountBook",
     "Acked",
+    "Checkpointed",
     "Document",
     "Health",
     "Plan",
@@ -151,7 +152,50 @@ class BufferRecord(Record):
 
     ready: Natural
     unfinished: Natural
+    bytes: Natural
+    """Encoded samples of finished groups, ready and leased."""
     leases: list[LeaseRecord]
+
+
+class TailRecord(Record):
+    """What expired or was aborted again and again, and goes first in rounds."""
+
+    gathered: int
+    """Groups and prompts that wait for a round."""
+    left: int
+    """Those of the round under way that have not been started."""
+    round: bool
+    """Whether a round is under way."""
+
+
+class ScheduleRecord(Record):
+    """How much may be under way, and is."""
+
+    strategy: Strategy
+    next_step: int
+    """The step the next batch is made for."""
+    window: int
+    """Batches that tokens made now can still serve."""
+    limit: int
+    """Groups that may be out: admitted, and neither leased nor settled."""
+    out: int
+    """Groups that are."""
+    tail: TailRecord
+
+
+class TaskRecord(Record):
+    """One task's part in the mix: groups by where they are."""
+
+    admitted: Natural
+    out: Natural
+    """Admitted, and neither settled nor leased."""
+    ready: Natural
+    leased: Natural
+    consumed: Natural
+    share: float
+    """Of a batch, by the tasks' weights."""
+    waiting_for: str
+    """Why no prompt of it can be admitted; empty: one can, where there is room."""
 
 
 class ProducerRecord(Record):
@@ -162,6 +206,9 @@ class ProducerRecord(Record):
     exhausted: bool
     no_worker_s: float | None
     """Seconds for which no worker has been in traffic; null: one is, or none is missed."""
+    schedule: ScheduleRecord | None
+    """How much may be under way; null: there is no plan yet."""
+    tasks: dict[str, TaskRecord]
 
 
 class EvaluationsRecord(Record):
@@ -259,6 +306,22 @@ class Acked(Record):
 
     batch_id: str
     acknowledged: Literal[True]
+
+
+class Checkpointed(Record):
+    """A snapshot that was written."""
+
+    path: str
+    """Where, from the root of the service's machine."""
+    step: Natural
+    bytes: Natural
+    """Of the file."""
+    groups: Natural
+    """Groups in it: admitted and not settled."""
+    samples: Natural
+    seconds: Seconds
+    ack_expired: list[str] = []
+    """Batches whose ack came too late; there only where there are some."""
 
 
 class Accepted(Record):

@@ -20,7 +20,7 @@ GROUP_KEYS = {"group_id", "task", "prompt", "samples"}
 BATCH_KEYS = {"batch_id", "step", "groups", "metrics"}
 FIGURES = {
     *("groups", "samples", "reward_mean", "reward_std", "response_length_mean", "response_length_min"),
-    *("response_length_max", "staleness", "mixed_versions"),
+    *("response_length_max", "staleness", "mixed_versions", "masked_tokens"),
 }
 METRICS_KEYS = FIGURES | {
     *("aborted", "continued", "redone", "failed", "settled", "wait_s", "pause_s", "tasks"),
@@ -233,4 +233,7 @@ async def test_the_fleet_is_kept_at_its_target_and_the_bound_holds() -> None:
         assert made.groups("admitted") == 12
         batch = await made.take(groups=6)
         await made.service.ack(batch["batch_id"])
+        await made.until(lambda: made.parts.producer.waiting == "batch_under_way")  # these weights serve one more
+        assert made.groups("admitted") == 12
+        await made.service.update_weights(1, {"kind": "disk", "path": "/w"}, pause={})
         await made.until(lambda: made.groups("admitted") == 18)

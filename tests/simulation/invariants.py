@@ -118,6 +118,22 @@ class Invariants:
         self._world.say("service", "admits", event.group_id[-6:], event.task)
         self._world.require(bool(parts.pool.active), "P18", f"{event} although no worker is in traffic")
         self._world.require(parts.gate.is_open("train"), "P9", f"{event} while the gate is closed")
+        self._check_window(event)
+
+    def _check_window(self, event: GroupAdmitted) -> None:
+        """At a batch a step, every group that is out, this one included, is handed over within the bound."""
+        parts, trainer = self._life.parts, self._life.config.trainer
+        demand, tail = parts.batches.demand, parts.producer.tail
+        waiting = {group.group_id for group in tail.groups()}
+        oldest = demand.next_step - trainer.max_staleness
+        out = 1 + sum(
+            group.account != "leased" and group.group_id not in waiting
+            for group in self.groups()
+            if group.account != "ready" or group.oldest >= oldest
+        )
+        turn = demand.next_step + (out - 1) // max(trainer.train_batch_size, demand.asked)
+        late = turn - demand.version > trainer.max_staleness
+        self._world.require(not late or trainer.max_staleness == 0, "P32", f"{event} is the {out}th at {demand}")
 
     def _finished(self, event: GroupFinished) -> None:
         known = event.group_id in self._world.journal

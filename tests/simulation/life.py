@@ -108,6 +108,16 @@ class Life:
             return None
         return next((sample for sample in run.group.samples if sample.sample_id == sample_id), None)
 
+    def keeps_partials(self, sample_id: str) -> bool:
+        """Whether a sample under way that was cut goes on from its tokens, by its task's settings."""
+        run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
+        if run is None:
+            return True
+        [partial] = [task.partial_rollout for task in self.config.tasks if task.name == run.group.prompt.task]
+        if partial is None:  # at staleness 0 an update leaves none that could be used, but where none is cut by one
+            return self.config.trainer.max_staleness > 0 or self.config.producer.strategy == "sync"
+        return partial
+
     def lane(self, sample_id: str) -> Lane:
         """The lane of a sample; `train` for one that is over."""
         run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
