@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -101,6 +102,10 @@ class Parts:
     batches: Batches
     evaluations: Evaluations
 
+    async def abandon(self) -> None:
+        """Close what is open of parts that nobody has used."""
+        await asyncio.gather(self.transport.close(), self.processes.close(), self.storage.close())
+
 
 def worker_ids(config: Config) -> list[str]:
     """The ids of the configured workers, in order."""
@@ -190,9 +195,10 @@ def assemble(
     hopeless: Callable[[int], bool],
     shortage: Callable[[int], Shortage],
     outside: Outside,
+    storage: Storage,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
-    ground = _Ground(prepared.config, bus, rng, on_death, outside)
+    ground = _Ground(prepared.config, bus, rng, on_death, outside, storage)
     fleet = _FleetParts(ground)
     work = _WorkParts(ground, fleet, prepared)
     stop = _StopParts(ground, fleet, work)
@@ -244,13 +250,15 @@ def assemble(
 class _Ground:
     """What everything else stands on."""
 
-    def __init__(self, config: Config, bus: EventBus, rng: Random, on_death: OnDeath, outside: Outside) -> None:
+    def __init__(
+        self, config: Config, bus: EventBus, rng: Random, on_death: OnDeath, outside: Outside, storage: Storage
+    ) -> None:
         self.config, self.bus, self.rng, self.on_death, self.outside = config, bus, rng, on_death, outside
         self.gate = Gate(is_open=False)
         self.signals = GateSignals(self.gate)
         self.tasks = TaskOwner(on_death)
         self.transport = outside.transport()
-        self.storage = outside.storage()
+        self.storage = storage
         self.processes = outside.processes()
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
@@ -419,3 +427,4 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
     fleet.pool.on_fleet = fleet_changed
     work.rollouts.on_room = producer.room
     producer.demand = lambda: batches.demand
+    fleet.fleet.on_version = ground.storage.versioned

@@ -274,12 +274,12 @@ class Batches:
         loop = asyncio.get_running_loop()
         batch_id = self._new_id()
         self._mixture.lent(batch_id, groups)
-        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
-        self._next_step = step + 1
-        self._storage.leased(lease)
         wait_s = loop.time() - started
         oldest = oldest_unmasked(step, self.max_token_staleness)
         metrics = self._metrics(groups, step, oldest, wait_s)
+        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s, metrics)
+        self._next_step = step + 1
+        self._storage.leased(lease)
         batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, metrics, oldest=oldest)
         samples = sum(len(group.samples) for group in groups)
         self._bus.emit(BatchTaken(batch_id, step, len(lease.groups), samples, wait_s, batch.metrics))
@@ -305,6 +305,12 @@ class Batches:
         self._mixture.returned(lease.batch_id)
         self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
+
+    def recall(self) -> None:
+        """Follow the leases that the buffer has from an earlier life."""
+        for lease in self._buffer.leases:
+            self._leased[lease.batch_id] = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics)
+        self._set_timer()
 
     def close(self) -> None:
         """Stop the timer; idempotent."""

@@ -76,6 +76,8 @@ async def _serve(config: Config, level: Level) -> tuple[int, tuple[str, ...]]:
     loop.add_signal_handler(signal.SIGUSR1, _tell_stuck, service)
     async with serve_http(service, metrics.render) as url:
         await service.start()
+        if service.recovered:
+            _log.info("journal.recovered", path=config.buffer.path, **service.recovered)
         _say(f"service.listening url={url}")
         _log.info("service.listening", url=url, workers=len(config.workers))
         try:

@@ -36,12 +36,13 @@ from rollout_svc.evaluations.evaluation import records_of
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.group import Group
-from rollout_svc.launching import address_problems, launch_problems, taken_addresses
+from rollout_svc.launching import address_problems, launch_problems
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.startup import guard_fleet, refuse_unfit, wait_for_engines
+from rollout_svc.recovery import open_storage, recall
+from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
 from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
@@ -89,6 +90,7 @@ class RolloutService:
         self._stopping: asyncio.Task[None] | None = None
         self._resuming = 0
         self._weights: WeightCalls | None = None
+        self.recovered: dict[str, int] = {}
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -129,14 +131,19 @@ class RolloutService:
         """Make the parts and begin to reach the engines; returns at once.
 
         Raises:
-            ConfigError: an engine is to be launched at a port that is in use; nothing was started.
+            ConfigError: an engine is to be launched at a port that is in use, or the journal at `buffer.path` cannot
+                be used; nothing was started, and the file is as it was.
         """
         if self._phase != "new":
             return
         self._phase = "starting"
-        if not await self._addresses_are_free():
-            return
-        self._parts = parts = assemble(
+        try:
+            await refuse_taken(self.config)
+            storage = await open_storage(self.config, self._outside)
+        except ConfigError:
+            self._phase = "stopped"
+            raise
+        parts = assemble(
             self.prepared,
             bus=self.bus,
             rng=self._rng,
@@ -144,7 +151,13 @@ class RolloutService:
             hopeless=self._hopeless,
             shortage=self._shortage,
             outside=self._outside,
+            storage=storage,
         )
+        self.recovered = await recall(parts, self.prepared, self._died)
+        if self.state != "starting":  # stopped meanwhile
+            await parts.abandon()
+            return
+        self._parts = parts
         self._fleet = Concurrency(parts=parts, config=self.config, plan=self.prepared.plan, rng=self._rng)
         self._weights = WeightCalls(
             tasks=parts.tasks,
@@ -161,15 +174,6 @@ class RolloutService:
         parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, groups)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
         parts.tasks.spawn("evaluations", parts.evaluations.run(), critical=True)
-
-    async def _addresses_are_free(self) -> bool:
-        """Refuse to start where an engine that is to be launched could not listen; false where it was stopped since."""
-        launched = any(worker.launch is not None for worker in self.config.workers)
-        problems = await asyncio.to_thread(taken_addresses, self.config.workers) if launched else []
-        if problems:
-            self._phase = "stopped"
-            raise ConfigError(problems)
-        return self._phase == "starting"
 
     async def ready(self) -> None:
         """Wait until every configured engine has answered, then open the gate.

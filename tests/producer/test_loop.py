@@ -74,14 +74,14 @@ class Silent:
     def __init__(self) -> None:
         self.closed = False
 
+    def restore(self, position: Position) -> None:
+        """It stands nowhere."""
+
     def open(self, wake: Callable[[], None]) -> None:
         """Never wakes anybody."""
 
     def close(self) -> None:
         self.closed = True
-
-    def restore(self, position: Position) -> None:
-        """There is nothing to go on with."""
 
     def as_json(self) -> dict[str, Any]:
         return {}
