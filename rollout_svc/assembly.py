@@ -15,6 +15,7 @@ from random import Random
 from typing import Protocol
 
 from rollout_svc.batches import Batches, Shortage
+from rollout_svc.buffer.checkpoints import Checkpoints, Snapshots
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config, WorkerConfig
@@ -101,6 +102,7 @@ class Parts:
     pauses: PauseController
     batches: Batches
     evaluations: Evaluations
+    checkpoints: Checkpoints
 
     async def abandon(self) -> None:
         """Close what is open of parts that nobody has used."""
@@ -219,6 +221,11 @@ def assemble(
         on_demand=work.producer.wake,
         new_id=outside.new_id,
     )
+    checkpoints = Checkpoints(
+        tasks=ground.tasks,
+        storage=storage if isinstance(storage, Snapshots) else None,
+        acknowledge=batches.acknowledge_all,
+    )
     _connect(ground, fleet, work, stop, batches)
     return Parts(
         gate=ground.gate,
@@ -244,6 +251,7 @@ def assemble(
         pauses=stop.pauses,
         batches=batches,
         evaluations=work.evaluations,
+        checkpoints=checkpoints,
     )
 
 

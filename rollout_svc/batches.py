@@ -151,7 +151,7 @@ class Batches:
             NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
         """
         started = asyncio.get_running_loop().time()
-        expired = tuple(batch_id for batch_id in ack if not self._acknowledge(batch_id))
+        expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
         if again is not None:  # it waits for nobody, so not for its turn either
             await self._storage.flush()
@@ -240,6 +240,10 @@ class Batches:
                 detail={"batch_id": batch_id, "leases": [lease.batch_id for lease in self._buffer.leases]},
             )
         raise NotFound(f"no batch {batch_id}")
+
+    def acknowledge_all(self, batch_ids: Iterable[str]) -> tuple[str, ...]:
+        """Consume batches for good, without waiting for the disk; returns those whose lease has ended."""
+        return tuple(batch_id for batch_id in batch_ids if not self._acknowledge(batch_id))
 
     def _acknowledge(self, batch_id: str) -> bool:
         lease = self._buffer.acknowledge(batch_id)

@@ -244,7 +244,7 @@ class Group:
         if ready and not self.complete:
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         self.account = "ready" if ready else "aborted"
-        self._ledger.move_group("queued", self.account)
+        self._ledger.move_group("queued", self.account, self.prompt.task)
         self.hand_backs = hand_backs
         if ready:
             self.ready_at, self._versions = now, self.versions()

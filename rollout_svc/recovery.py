@@ -15,12 +15,13 @@ import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollout_svc.assembly import Parts, Prepared
 from rollout_svc.buffer.journal import Journal
 from rollout_svc.buffer.journal.fingerprint import fingerprint_of
 from rollout_svc.buffer.recovered import FoundGroup, Recovered
+from rollout_svc.buffer.restoring import restore_journal
 from rollout_svc.buffer.storage import MemoryStorage, Storage
 from rollout_svc.config import Config
 from rollout_svc.group import Group
@@ -28,28 +29,40 @@ from rollout_svc.outside import Outside
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.tasks import OnDeath
 
-__all__ = ["open_storage", "recall"]
+__all__ = ["Restore", "open_storage", "recall"]
 
 _SLICE: Final = 64  # groups made between two turns of the loop: some milliseconds
 
 
-async def open_storage(config: Config, outside: Outside) -> Storage:
+class Restore(NamedTuple):
+    """A snapshot to go on from, and the trainer steps done; None: the snapshot's."""
+
+    snapshot: Path
+    step: int | None = None
+
+
+async def open_storage(config: Config, outside: Outside, restore: Restore | None = None) -> Storage:
     """Open what makes groups durable: a caller's own, the journal at `buffer.path`, or memory.
+
+    With `restore` a snapshot becomes that journal first.
 
     Raises:
         ConfigError: at `buffer.path`: it cannot be used, and is as it was.
     """
     if outside.storage is not None:
         return outside.storage()
-    if config.buffer.path is None:
+    path = None if config.buffer.path is None else Path(config.buffer.path)
+    if path is None and restore is None:
         return MemoryStorage()
-    return await asyncio.to_thread(_open, config, Path(config.buffer.path))
+    return await asyncio.to_thread(_open, config, path, restore)
 
 
-def _open(config: Config, path: Path) -> Journal:
+def _open(config: Config, path: Path | None, restore: Restore | None) -> Storage:
     contents = {task.name: _digest(Path(task.prompts.jsonl)) for task in config.tasks if task.prompts.jsonl is not None}
     fingerprint = fingerprint_of(config, contents)
-    return Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps)
+    if restore is not None:
+        restore_journal(restore.snapshot, path, fingerprint, restore.step)
+    return MemoryStorage() if path is None else Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps)
 
 
 def _digest(path: Path) -> str:
@@ -79,6 +92,7 @@ async def recall(
         return {}
     parts.ledger.recall(found.settled_groups, found.settled_samples, found.late_discarded, found.redone)
     _place_sources(found, prepared)
+    parts.producer.return_first(found.returned)
     leased: dict[str, Group] = {}
     for number, one in enumerate(found.groups, 1):
         group = _group(one, parts)
@@ -134,5 +148,6 @@ def _counted(found: Recovered) -> dict[str, int]:
         "completed_samples": sum(state.packed is not None for state in states),
         "partial_samples": sum(bool(state.segments) for state in states),
         "pushed_prompts": sum(len(pushed.lines) for pushed in found.pushed.values()),
+        "returned_prompts": len(found.returned),
         "leases": len(found.leases),
     }

@@ -23,15 +23,7 @@ from rollout_svc.batches import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of
-from rollout_svc.errors import (
-    BadRequest,
-    ConfigError,
-    Conflict,
-    NotFound,
-    NotNow,
-    NotNowType,
-    Problem,
-)
+from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, NotNowType, Problem
 from rollout_svc.evaluations.evaluation import records_of
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
@@ -41,7 +33,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.recovery import open_storage, recall
+from rollout_svc.recovery import Restore, open_storage, recall
 from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
 from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck, oldest_samples
@@ -68,6 +60,7 @@ class RolloutService:
         bus: EventBus | None = None,
         rng: Random | None = None,
         outside: Outside | None = None,
+        restore: Restore | None = None,
     ) -> None:
         """Check the configuration; raises ConfigError with every problem, and starts nothing.
 
@@ -76,6 +69,7 @@ class RolloutService:
             bus: where events go; None: nowhere.
             rng: source of jitter.
             outside: sockets, processes, storage, ids; None: the real ones, and storage that promises nothing.
+            restore: a snapshot to go on from, where there is no journal at `buffer.path` yet.
         """
         self.config = config
         self.bus = bus or EventBus()
@@ -83,6 +77,7 @@ class RolloutService:
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
         self._outside = outside or Outside()
+        self._restore = restore
         self._parts: Parts | None = None
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
@@ -139,7 +134,7 @@ class RolloutService:
         self._phase = "starting"
         try:
             await refuse_taken(self.config)
-            storage = await open_storage(self.config, self._outside)
+            storage = await open_storage(self.config, self._outside, self._restore)
         except ConfigError:
             self._phase = "stopped"
             raise
@@ -358,6 +353,11 @@ class RolloutService:
         self._check_running()
         evaluations = self.parts.evaluations
         return await evaluations.evaluate(task, prompts, sampling=sampling, version=version, timeout_s=timeout_s)
+
+    async def checkpoint(self, path: str, step: int, ack: Iterable[str] = ()) -> dict[str, Any]:
+        """Write a snapshot of everything that must survive; see `buffer.checkpoints.Checkpoints.write`."""
+        self._check_alive()
+        return await self.parts.checkpoints.write(path, step, ack)
 
     def _hopeless(self, groups: int) -> bool:
         """Whether a take of `groups` groups can never be met."""

@@ -75,6 +75,7 @@ class Recovered:
         ended: how ended leases ended, oldest first.
         positions: of the sources, by task.
         pushed: by task.
+        returned: prompts that an earlier step gave back, to be admitted before all others; oldest first.
         again: prompts that wait to be admitted once more, oldest first.
         settled_groups: totals by outcome.
         settled_samples: likewise.
@@ -87,6 +88,7 @@ class Recovered:
     ended: tuple[tuple[str, str], ...] = ()
     positions: Mapping[str, Position] = field(default_factory=dict)
     pushed: Mapping[str, Pushed] = field(default_factory=dict)
+    returned: tuple[Prompt, ...] = ()
     again: tuple[Prompt, ...] = ()
     settled_groups: Mapping[Account, int] = field(default_factory=dict)
     settled_samples: Mapping[Account, int] = field(default_factory=dict)

@@ -50,8 +50,8 @@ class PromptSource(Protocol):
         """No line will ever come again."""
 
     @property
-    def position(self) -> Position:
-        """Where it stands: what is to be restored for the next line to be the same again."""
+    def position(self) -> Position | None:
+        """Where it stands: what is to be restored for the next line to be the same again; None: where it stood."""
 
     def restore(self, position: Position) -> None:
         """Go on after a position, of another process's source of the same configuration; before `open`."""

@@ -22,6 +22,7 @@ __all__ = [
     "Accepted",
     "AccountBook",
     "Acked",
+    "Checkpointed",
     "Document",
     "Health",
     "Plan",
@@ -332,6 +333,22 @@ class Acked(Record):
 
     batch_id: str
     acknowledged: Literal[True]
+
+
+class Checkpointed(Record):
+    """A snapshot that was written."""
+
+    path: str
+    """Where, from the root of the service's machine."""
+    step: Natural
+    bytes: Natural
+    """Of the file."""
+    groups: Natural
+    """Groups in it: admitted and not settled."""
+    samples: Natural
+    seconds: Seconds
+    ack_expired: list[str] = []
+    """Batches whose ack came too late; there only where there are some."""
 
 
 class Accepted(Record):

@@ -19,6 +19,7 @@ from rollout_svc.gate import LANES, Lane
 __all__ = [
     "Ack",
     "Batch",
+    "Checkpoint",
     "Concurrency",
     "Evaluation",
     "Pause",
@@ -109,6 +110,17 @@ class Batch(Body):
 
 class Ack(Body):
     """Nothing to say."""
+
+
+class Checkpoint(Body):
+    """Where a snapshot goes."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+    """A file on the service's machine: a new one, or a snapshot, which is replaced."""
+    step: Version
+    """Trainer steps done."""
+    ack: Listed[str] = ()
+    """Batches to acknowledge first."""
 
 
 Message = Annotated[

@@ -131,6 +131,11 @@ async def put_prompts(site: Site, body: bodies.Prompts) -> Any:
     return await site.service.put_prompts(body.task, body.prompts)
 
 
+async def checkpoint(site: Site, body: bodies.Checkpoint) -> Any:
+    """Write a snapshot of everything that must survive; works paused and running."""
+    return await site.service.checkpoint(body.path, body.step, body.ack)
+
+
 async def update_weights(site: Site, body: bodies.Weights) -> Any:
     """Bring every engine to a version; needs a drained or frozen stage, or `pause`."""
     during = None if body.pause is None else _pause_arguments(body.pause)

@@ -94,6 +94,11 @@ ROUTES: Final = (
         refusals={404: ("not_found",), 409: ("conflict",), 503: (*_ALIVE, "starting")},
     ),
     Route(
+        *("POST", "/v1/checkpoints", calls.checkpoint, answers.Checkpointed),
+        body=bodies.Checkpoint,
+        refusals={409: ("no_journal", "exists"), 503: (*_ALIVE, "starting", "checkpoint_failed")},
+    ),
+    Route(
         *("POST", "/v1/weights", calls.update_weights, answers.WeightsUpdated),
         body=bodies.Weights,
         refusals={

@@ -27,6 +27,7 @@ from rollout_svc.buffer.journal.tables import Tables
 from rollout_svc.buffer.journal.writer import Writer
 from rollout_svc.buffer.recovered import Position, Recovered
 from rollout_svc.buffer.replay import Lease
+from rollout_svc.buffer.snapshots import Snapshot, write_snapshot
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.sample import Sample, SampleStatus
@@ -167,6 +168,17 @@ class Journal:
     async def flush(self) -> None:
         """Return once everything noted so far is durable; raises JournalFailed."""
         await self.writer.flush()
+
+    async def snapshot(self, target: Path, step: int, over: Callable[[], bool], within_s: float) -> Snapshot:
+        """Copy everything noted so far into one file, and go on writing meanwhile; see `snapshots.write_snapshot`."""
+        writer = self.writer
+
+        def between() -> None:
+            if over():
+                raise TimeoutError(f"copying to {target} took too long")
+            writer.catch_up()
+
+        return await writer.run(lambda connection: write_snapshot(connection, target, step, between), within_s)
 
     async def close(self) -> None:
         """Write what is left, and close the file; idempotent."""

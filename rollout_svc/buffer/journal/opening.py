@@ -21,7 +21,7 @@ from typing import Final
 import orjson
 
 from rollout_svc.buffer.journal.fingerprint import Fingerprint, differences
-from rollout_svc.buffer.journal.schema import APPLICATION, PRAGMAS, VERSION, create_tables
+from rollout_svc.buffer.journal.schema import APPLICATION, PRAGMAS, SNAPSHOT, VERSION, create_tables
 from rollout_svc.errors import ConfigError
 
 __all__ = ["open_journal", "refusal"]
@@ -98,6 +98,8 @@ def _problem_of(path: Path) -> str | None:
     if len(header) < _HEADER_BYTES:
         return "is half of a journal: it ends within its header"
     version, application = struct.unpack_from(">I4xI", header, 60)
+    if application == SNAPSHOT:
+        return "is a snapshot: name a file that is not there yet, and give the snapshot to --restore"
     if application != APPLICATION:
         return "is not a journal: it is a database of something else"
     if version != VERSION:

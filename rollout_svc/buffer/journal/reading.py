@@ -23,6 +23,7 @@ from rollout_svc.sample_state import SampleState
 
 __all__ = ["consumed_since", "read_journal"]
 
+_AGAIN: Final = "SELECT prompt_id, task, prompt, ids FROM again"
 _GROUPS: Final = (
     "SELECT group_id, task, prompt_id, prompt, ids, size, account, hand_backs FROM groups "
     "ORDER BY CASE account WHEN 'open' THEN 1 ELSE 0 END, place, number"
@@ -39,7 +40,8 @@ def read_journal(connection: sqlite3.Connection) -> Recovered:
         ended=tuple(connection.execute("SELECT batch_id, fate FROM ended ORDER BY number")),
         positions=_positions(connection),
         pushed=_pushed(connection),
-        again=tuple(_prompts(connection, "SELECT prompt_id, task, prompt, ids FROM again ORDER BY number")),
+        returned=tuple(_prompts(connection, f"{_AGAIN} WHERE number < 1 ORDER BY number")),
+        again=tuple(_prompts(connection, f"{_AGAIN} WHERE number >= 1 ORDER BY number")),
         settled_groups=_settled(totals, "groups"),
         settled_samples=_settled(totals, "samples"),
         late_discarded=meta.get("late_discarded", 0),

@@ -16,10 +16,12 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-__all__ = ["APPLICATION", "PRAGMAS", "VERSION", "create_tables"]
+__all__ = ["APPLICATION", "PRAGMAS", "SNAPSHOT", "VERSION", "create_tables"]
 
 APPLICATION: Final = 0x726F6C6A
 """`application_id` of the file: "rolj"."""
+SNAPSHOT: Final = 0x726F6C73
+"""That of a snapshot: "rols", so that neither is taken for the other."""
 VERSION: Final = 1
 """`user_version` of the file: raised with every change of the tables."""
 PRAGMAS: Final = (
@@ -54,7 +56,7 @@ CREATE TABLE leases (
 CREATE TABLE ended (number INTEGER PRIMARY KEY AUTOINCREMENT, batch_id TEXT NOT NULL, fate TEXT NOT NULL);
 CREATE TABLE consumed (
     number INTEGER PRIMARY KEY, group_id TEXT NOT NULL, step INTEGER NOT NULL, task TEXT NOT NULL,
-    prompt_id TEXT NOT NULL, prompt BLOB NOT NULL, ids BLOB NOT NULL
+    prompt_id TEXT NOT NULL, prompt BLOB NOT NULL, ids BLOB NOT NULL, size INTEGER NOT NULL
 );
 CREATE INDEX consumed_steps ON consumed (step);
 CREATE TABLE again (

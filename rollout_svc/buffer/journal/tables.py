@@ -142,13 +142,15 @@ class Tables:
         self._end_lease(note.batch_id, "acknowledged")
         for group_id in note.group_ids:
             self._do(
-                "INSERT INTO consumed (group_id, step, task, prompt_id, prompt, ids) "
-                "SELECT group_id, ?, task, prompt_id, prompt, ids FROM groups WHERE group_id = ?",
+                "INSERT INTO consumed (group_id, step, task, prompt_id, prompt, ids, size) "
+                "SELECT group_id, ?, task, prompt_id, prompt, ids, size FROM groups WHERE group_id = ?",
                 (note.step, group_id),
             )
             self._end(group_id, "consumed")
         self._set("step", note.step)
-        self._do("DELETE FROM consumed WHERE step <= ?", (note.step - self._keep_steps,))
+        last = note.step - self._keep_steps
+        if self._do("DELETE FROM consumed WHERE step <= ?", (last,)).rowcount:
+            self._set("forgotten", last)  # an earlier step than the next cannot be restored
 
     def _end_lease(self, batch_id: str, fate: str) -> None:
         self._do("DELETE FROM leases WHERE batch_id = ?", (batch_id,))

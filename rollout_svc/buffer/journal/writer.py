@@ -110,8 +110,10 @@ class Writer(Generic[N]):
         if self._written != self._put:
             await self._await(_Flush(self._loop.create_future()))
 
-    async def run(self, do: Callable[[sqlite3.Connection], R]) -> R:
+    async def run(self, do: Callable[[sqlite3.Connection], R], within_s: float = STUCK_S) -> R:
         """Do something in the thread, after everything put so far is durable; returns or raises what it does.
+
+        What takes long calls `catch_up` now and then, and is given longer.
 
         Raises:
             JournalFailed: something put before could not be written, or the journal is closed.
@@ -121,18 +123,18 @@ class Writer(Generic[N]):
         if self._closed is not None:
             raise JournalFailed("the journal is closed")
         job: _Job[R] = _Job(self._loop.create_future(), do)
-        await self._await(job)
+        await self._await(job, within_s)
         return job.future.result()
 
-    async def _await(self, job: _Flush | _Job[Any]) -> None:
+    async def _await(self, job: _Flush | _Job[Any], within_s: float = STUCK_S) -> None:
         self._queue.append(job)
         self._urgent.set()
         self._wake.set()
         try:
-            async with asyncio.timeout(STUCK_S):
+            async with asyncio.timeout(within_s):
                 await job.future
         except TimeoutError:
-            raise JournalFailed(f"the disk has not answered for {STUCK_S:g} s") from None
+            raise JournalFailed(f"the disk has not answered for {within_s:g} s") from None
 
     async def close(self) -> None:
         """Write what is left, and end the thread; idempotent. The caller bounds it."""
@@ -181,6 +183,26 @@ class Writer(Generic[N]):
             for job in jobs:
                 self._do(job)
         return stop
+
+    def catch_up(self) -> None:
+        """From within something that `run` does: write what is queued, so that nobody waits for the end of that.
+
+        Raises:
+            JournalFailed: it cannot be written.
+        """
+        batch: list[N] = []
+        flushes: list[_Flush] = []
+        while self._queue and not isinstance(self._queue[0], _Job | _Stop):
+            item = self._queue.popleft()
+            if isinstance(item, _Flush):
+                flushes.append(item)
+            elif not isinstance(item, _Job | _Stop):
+                batch.append(item)
+        if batch and self.failure is None:
+            self._commit(batch)
+        self._tell(self._flushed, len(batch), flushes)
+        if self.failure is not None:
+            raise self.failure
 
     def _commit(self, batch: list[N]) -> None:
         connection = self._connection
