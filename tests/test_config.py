@@ -139,6 +139,100 @@ def test_an_engine_is_reached_where_it_listens(host: str, url: str) -> None:
     assert launch.url_at(7) == url
 
 
+@pytest.mark.parametrize(
+    ("part", "value", "path"),
+    [
+        ("service", {"port": 65536}, "service.port"),
+        ("service", {"port": "8700"}, "service.port"),
+        ("service", {"host": ""}, "service.host"),
+        ("service", {"token": "with blank"}, "service.token"),
+        ("service", {"token": ""}, "service.token"),
+        ("service", 7, "service"),
+        ("tokenizer", {"path": 3}, "tokenizer.path"),
+        ("start_timeout_s", 0, "start_timeout_s"),
+        ("request_timeout_s", float("inf"), "request_timeout_s"),
+        ("request_timeout_s", float("nan"), "request_timeout_s"),
+        ("workers", [{}], "workers.0"),
+        ("workers", [{"url": "http://h", "launch": {"command": ["e", "{port}"]}}], "workers.0"),
+        ("workers", [{"launch": {}}], "workers.0.launch.command"),
+        ("workers", [{"launch": {"command": []}}], "workers.0.launch.command"),
+        ("workers", [{"launch": {"command": "e --port {port}"}}], "workers.0.launch.command"),
+        ("workers", [{"launch": {"command": ["e", "--port", 1]}}], "workers.0.launch.command.2"),
+        ("workers", [{"launch": {"command": ["e"]}}], "workers.0.launch.command"),
+        ("workers", [{"launch": {"command": ["e"], "port": 0}}], "workers.0.launch.port"),
+        ("workers", [{"launch": {"command": ["e"], "port": "80"}}], "workers.0.launch.port"),
+        ("workers", [{"launch": {"command": ["e"], "port": True}}], "workers.0.launch.port"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "host": "a b"}}], "workers.0.launch.host"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "env": ["A=1"]}}], "workers.0.launch.env"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "env": {"A": 1}}}], "workers.0.launch.env.A"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "restarts": -1}}], "workers.0.launch.restarts"),
+        ("workers", [{"launch": {"command": ["e"], "port": 1, "cwd": "/"}}], "workers.0.launch.cwd"),
+        ("workers", [{"launch": {"command": ["e"], "port": 9}}] * 2, "workers.1.launch.port"),
+        (
+            "workers",
+            [{"launch": {"command": ["e"], "port": 9}}, {"url": "http://127.0.0.1:9"}],
+            "workers.0.launch.port",
+        ),
+        ("workers", [{"url": "ftp://host"}], "workers.0.url"),
+        ("workers", [{"url": "http://"}], "workers.0.url"),
+        ("workers", [{"url": "127.0.0.1:30000"}], "workers.0.url"),
+        ("workers", [{"url": "http://host:99999"}], "workers.0.url"),
+        ("workers", [{"url": "http://user:word@host"}], "workers.0.url"),
+        ("workers", [{"url": "http://host", "max_batch": 0}], "workers.0.max_batch"),
+        ("workers", {"url": "http://host"}, "workers"),
+        ("trainer", {"train_batch_size": 0}, "trainer.train_batch_size"),
+        ("trainer", {"train_batch_size": True}, "trainer.train_batch_size"),
+        ("trainer", {"prompt_repeat_k": 2.5}, "trainer.prompt_repeat_k"),
+        ("trainer", {"over_sample_threshold": -0.1}, "trainer.over_sample_threshold"),
+        ("trainer", {"allow_over_concurrency_ratio": 0}, "trainer.allow_over_concurrency_ratio"),
+        ("trainer", {"max_staleness": -1}, "trainer.max_staleness"),
+        ("trainer", {"update_interval": 0}, "trainer.update_interval"),
+        ("producer", {"max_attempts": 0}, "producer.max_attempts"),
+        ("pause", {"deadline_s": 0}, "pause.deadline_s"),
+        ("pause", {"mode": "stop"}, "pause.mode"),
+        ("buffer", {"lease_s": -1}, "buffer.lease_s"),
+        ("no_such_part", {}, "no_such_part"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_at_its_path(part: str, value: Any, path: str) -> None:
+    """P35: a wrong type, an unknown key or a value out of bounds is one problem, at the dotted path of the field."""
+    assert list(paths(**{part: value})) == [path]
+
+
+@pytest.mark.parametrize(
+    ("task", "path"),
+    [
+        ({"name": "two words"}, "tasks.0.name"),
+        ({"weight": 0}, "tasks.0.weight"),
+        ({"agent": {"name": "x", "path": "m:a"}}, "tasks.0.agent"),
+        ({"agent": {}}, "tasks.0.agent"),
+        ({"agent": {"path": "no colon"}}, "tasks.0.agent.path"),
+        ({"agent": {"name": "x", "on_pause": "wait"}}, "tasks.0.agent.on_pause"),
+        ({"judger": {"name": "x", "timeout_s": 0}}, "tasks.0.judger.timeout_s"),
+        ({"judger": {"name": "x", "concurrency": 0}}, "tasks.0.judger.concurrency"),
+        ({"prompts": {}}, "tasks.0.prompts"),
+        ({"prompts": {"push": False}}, "tasks.0.prompts"),
+        ({"prompts": {"push": True, "jsonl": "x"}}, "tasks.0.prompts"),
+        ({"prompts": {"source": "module"}}, "tasks.0.prompts.source"),
+        ({"prompts": {"push": True, "epochs": 0}}, "tasks.0.prompts.epochs"),
+        ({"prompts": {"push": True, "epochs": 1}}, "tasks.0.prompts.epochs"),
+        ({"prompts": {"source": "m:a", "shuffle": True}}, "tasks.0.prompts.shuffle"),
+        ({"prompts": {"source": "m:a", "seed": 0}}, "tasks.0.prompts.seed"),
+        ({"sampling": {"max_tokens": 0}}, "tasks.0.sampling.max_tokens"),
+        ({"sampling": {"temperature": -1}}, "tasks.0.sampling.temperature"),
+        ({"sampling": {"top_p": 1.1}}, "tasks.0.sampling.top_p"),
+        ({"sampling": {"top_k": 0}}, "tasks.0.sampling.top_k"),
+        ({"sampling": {"stop": [""]}}, "tasks.0.sampling.stop.0"),
+        ({"sampling": {"stop": "end"}}, "tasks.0.sampling.stop"),
+        ({"sampling": {"extra": 1}}, "tasks.0.sampling.extra"),
+        ({"sampling": {"max_token": 1}}, "tasks.0.sampling.max_token"),
+    ],
+)
+def test_a_task_is_refused_at_its_path(task: dict[str, Any], path: str) -> None:
+    """P35: what is wrong inside a task carries the task's index in its path."""
+    assert list(paths(tasks=[{**TASK, **task}])) == [path]
+
+
 def test_beyond_loopback_only_with_a_token() -> None:
     """P34: an address that other machines reach is refused without a token, at `service.host`."""
     assert "service.token" in paths(service={"host": "0.0.0.0"})["service.host"]

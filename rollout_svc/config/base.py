@@ -23,7 +23,6 @@ __all__ = [
     "refuse_repeats",
 ]
 
-
 T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Field(strict=False)]
 """A YAML list, kept as a tuple."""
