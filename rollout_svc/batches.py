@@ -147,7 +147,7 @@ class Batches:
             NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
         """
         started = asyncio.get_running_loop().time()
-        expired = tuple(batch_id for batch_id in ack if not self._acknowledge(batch_id))
+        expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
         if again is not None:  # it waits for nobody, so not for its turn either
             await self._storage.flush()
@@ -237,6 +237,10 @@ class Batches:
             )
         raise NotFound(f"no batch {batch_id}")
 
+    def acknowledge_all(self, batch_ids: Iterable[str]) -> tuple[str, ...]:
+        """Consume batches for good, without waiting for the disk; returns those whose lease has ended."""
+        return tuple(batch_id for batch_id in batch_ids if not self._acknowledge(batch_id))
+
     def _acknowledge(self, batch_id: str) -> bool:
         lease = self._buffer.acknowledge(batch_id)
         if lease is None:
@@ -270,12 +274,12 @@ class Batches:
         loop = asyncio.get_running_loop()
         batch_id = self._new_id()
         self._mixture.lent(batch_id, groups)
-        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
-        self._next_step = step + 1
-        self._storage.leased(lease)
         wait_s = loop.time() - started
         oldest = oldest_unmasked(step, self.max_token_staleness)
         metrics = self._metrics(groups, step, oldest, wait_s)
+        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s, metrics)
+        self._next_step = step + 1
+        self._storage.leased(lease)
         batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, metrics, oldest=oldest)
         samples = sum(len(group.samples) for group in groups)
         self._bus.emit(BatchTaken(batch_id, step, len(lease.groups), samples, wait_s, batch.metrics))
@@ -302,6 +306,14 @@ class Batches:
         self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
 
+    def recall(self) -> None:
+        """Follow the leases that the buffer has from an earlier life."""
+        for lease in self._buffer.leases:
+            oldest = oldest_unmasked(lease.step, lease.metrics.get("max_token_staleness"))  # as it was lent
+            batch = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics, oldest=oldest)
+            self._leased[lease.batch_id] = batch
+        self._set_timer()
+
     def close(self) -> None:
         """Stop the timer; idempotent."""
         if self._timer is not None:
@@ -318,6 +330,7 @@ class Batches:
             tasks.setdefault(group.prompt.task, []).append(group)
         return {
             **_describe(groups, step, oldest),
+            "max_token_staleness": self.max_token_staleness,
             "aborted": delta.aborted,
             "continued": delta.continued,
             "redone": delta.redone,

@@ -23,6 +23,8 @@ __all__ = [
     "EngineExited",
     "EngineStarted",
     "EnginesLoading",
+    "EvaluationFinished",
+    "EvaluationStarted",
     "Event",
     "EventBus",
     "GroupAdmitted",
@@ -273,6 +275,28 @@ class LeaseExpired(Event):
     batch_id: str
     step: int
     groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStarted(Event):
+    """An evaluation was taken, of the weights of `version`, or of those the fleet has when it begins."""
+
+    evaluation_id: str
+    task: str
+    prompts: int
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFinished(Event):
+    """An evaluation ended: `answered`, `cancelled` by its caller, or with the type of its error."""
+
+    evaluation_id: str
+    task: str
+    outcome: str
+    finished: int
+    failed: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ import orjson
 
 from rollout_svc.errors import IllegalTransition, SampleFailure, StaleAttempt
 from rollout_svc.ledger import Account, Ledger
+from rollout_svc.sample_state import SampleState
 from rollout_svc.segment import FinishReason, Segment, VersionSpan
 
 __all__ = ["ResumeAt", "Sample", "SampleStatus"]
@@ -371,6 +372,48 @@ class Sample:
             before = self.account
             self._leased = leased
             self._ledger.move_samples(before, self.account)
+
+    # -- lasting ---------------------------------------------------------------------------------------------
+
+    def state(self, more: Segment | None = None) -> SampleState:
+        """What is to survive of it now; `more`: tokens that have come and are not in its segments yet."""
+        return SampleState(
+            status=str(self.status),
+            attempt=self.attempt,
+            failures=self.failures,
+            turn=self.turn,
+            resume_at=self.resume_at,
+            finish_reason=self.finish_reason,
+            engine_finish_reason=self.engine_finish_reason,
+            segments=tuple(self.segments) if more is None else (*self.segments, more),
+            reward=self.reward,
+            reward_parts=self.reward_parts,
+            packed=self.packed,
+            length=self._length,
+            spans=self._spans,
+            meta=self.meta,
+        )
+
+    def recall(self, state: SampleState) -> None:
+        """Be what was noted in an earlier life, whose attempts write nothing any more.
+
+        Raises:
+            IllegalTransition: this sample has a life of its own already, or nothing could go on from that status.
+        """
+        status = SampleStatus(state.status)
+        if self.status is not SampleStatus.INIT or self.attempt:
+            raise IllegalTransition(f"{self.sample_id}: {self.status} cannot be recalled")
+        if status not in (SampleStatus.INIT, SampleStatus.ABORTED, SampleStatus.COMPLETED):
+            raise IllegalTransition(f"{self.sample_id}: nothing goes on from {status}")
+        self._ledger.move_samples("queued", _ACCOUNT_OF[status])
+        self.status, self.attempt, self.failures, self.turn = status, state.attempt + 1, state.failures, state.turn
+        self.resume_at, self.finish_reason = state.resume_at, state.finish_reason
+        self.engine_finish_reason = state.engine_finish_reason
+        self.segments, self.packed = list(state.segments), state.packed
+        self.reward, self.reward_parts = state.reward, dict(state.reward_parts or {})
+        self._length, self._spans = state.length, state.spans
+        if state.meta is not None:
+            self.meta = state.meta
 
     def _drop_payload(self) -> None:
         self.packed = None

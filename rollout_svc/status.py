@@ -16,9 +16,10 @@ from rollout_svc.plan import Plan
 from rollout_svc.producer.schedule import WORDS
 from rollout_svc.stuck import oldest_samples
 
-__all__ = ["describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
+__all__ = ["OLDEST", "describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
 
-_OLDEST: Final = 5  # samples named when something takes long
+OLDEST: Final = 5
+"""Samples named when something takes long."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -61,6 +62,7 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
             "schedule": parts.producer.describe(),
             "tasks": parts.producer.mixture.as_json(),
         },
+        "evaluations": parts.evaluations.as_json(),
         "ledger": parts.ledger.as_json(),
         "plan": plan.as_json(),
         "rss_bytes": rss_bytes(),
@@ -102,7 +104,7 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "workers": whereabouts(parts),
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
-        "oldest": oldest_samples(parts, _OLDEST),
+        "oldest": oldest_samples(parts, OLDEST),
     }
     if groups > plan.max_groups:
         message = f"the plan admits at most {plan.max_groups} groups that are not consumed"

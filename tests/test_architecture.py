@@ -17,6 +17,7 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
+    "sample_state",
     *("config", "configfile", "feasible", "plan", "limits", "tokens", "chat_template", "plugins", "await_chain"),
 )
 """Imported by everyone; they import each other."""
@@ -26,11 +27,11 @@ FLOORS = (
     ("workers", "buffer", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
-    ("batches", "tensors"),
+    ("batches", "evaluations", "tensors"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),
-    ("concurrency", "stuck", "status", "startup", "asking"),
+    ("concurrency", "stuck", "status", "startup", "asking", "recovery"),
     ("service",),
     ("rpc",),
     ("serve",),

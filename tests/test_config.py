@@ -236,7 +236,7 @@ def test_a_task_is_refused_at_its_path(task: dict[str, Any], path: str) -> None:
 @pytest.mark.parametrize(
     ("part", "value", "path"),
     [
-        ("buffer", {"path": "buffer.sqlite"}, "buffer.path"),
+        ("trajectories", {"path": "t.jsonl"}, "trajectories.path"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_in_words(part: str, value: Any, path: str) -> None:

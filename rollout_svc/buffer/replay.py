@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rollout_svc.group import Group
 
@@ -31,6 +32,7 @@ class Lease:
     step: int
     groups: tuple[Group, ...]
     expires_at: float
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class ReplayBuffer:
@@ -167,13 +169,20 @@ class ReplayBuffer:
         """Leases in force."""
         return tuple(self._leases.values())
 
-    def lease(self, batch_id: str, step: int, groups: list[Group], expires_at: float) -> Lease:
-        """Lend ready groups as one batch."""
+    def lease(
+        self,
+        batch_id: str,
+        step: int,
+        groups: list[Group],
+        expires_at: float,
+        metrics: dict[str, Any] | None = None,
+    ) -> Lease:
+        """Lend ready groups as one batch, with its figures."""
         for group in groups:
             self._leave(group)
             group.lease()
             self.leased_bytes += group.payload_bytes
-        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at)
+        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at, metrics or {})
         return lease
 
     def leased_at(self, step: int) -> Lease | None:
@@ -188,7 +197,7 @@ class ReplayBuffer:
         for group in lease.groups:
             self.leased_bytes -= group.payload_bytes
             group.settle("consumed")
-        self._remember(batch_id, "acknowledged")
+        self.remember(batch_id, "acknowledged")
         self.changed()
         return lease
 
@@ -202,7 +211,7 @@ class ReplayBuffer:
                 self.leased_bytes -= group.payload_bytes
                 self._enter(group)
                 self._ready.move_to_end(group.group_id, last=False)
-            self._remember(lease.batch_id, "expired")
+            self.remember(lease.batch_id, "expired")
         if expired:
             self.changed()
         return expired
@@ -211,7 +220,8 @@ class ReplayBuffer:
         """How an ended lease ended: `acknowledged` or `expired`; None for one never seen, or long ago."""
         return self._ended.get(batch_id)
 
-    def _remember(self, batch_id: str, fate: str) -> None:
+    def remember(self, batch_id: str, fate: str) -> None:
+        """Keep how a lease ended, for a late ack."""
         self._ended[batch_id] = fate
         if len(self._ended) > _REMEMBERED_LEASES:
             self._ended.popitem(last=False)

@@ -165,12 +165,7 @@ class BufferConfig(Settings):
     """Bytes of finished groups at which nothing new is started; null: the plan's bound on groups only."""
 
 
-_LATER: Final = (
-    "buffer.path",
-    "journal",
-    "evaluation",
-    "trajectories",
-)
+_LATER: Final = ("trajectories",)
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
 _LATER_OF_A_TASK: Final = ("filter",)
 """Likewise, of a task."""

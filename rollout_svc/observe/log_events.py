@@ -38,6 +38,8 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.BatchTaken: ("batch.taken", "info"),
     events.BatchAcked: ("batch.acked", "debug"),
     events.LeaseExpired: ("batch.lease_expired", "warning"),
+    events.EvaluationStarted: ("evaluation.started", "debug"),
+    events.EvaluationFinished: ("evaluation.finished", "info"),
     events.ComponentDied: ("component.died", "error"),
 }
 

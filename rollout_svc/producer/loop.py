@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from rollout_svc.producer.caution import Cautions
 from rollout_svc.producer.expiry import EarlyCancel
 from rollout_svc.producer.lines import PromptLine
 from rollout_svc.producer.mixture import Mixture, Share
+from rollout_svc.producer.returned import returned_first
 from rollout_svc.producer.schedule import Counts, Decision, Demand, Rule, admittable, decide, make_rule
 from rollout_svc.producer.sources import PromptSource
 from rollout_svc.producer.tail import Tail
@@ -148,6 +149,10 @@ class Producer:
         self.rule = make_rule(self._strategy, trainer, required=plan.required, max_groups=plan.max_groups)
         self._group_size = trainer.prompt_repeat_k
         self.wake()
+
+    def return_first(self, prompts: Iterable[Prompt]) -> None:
+        """Admit these before what the sources of their tasks give; before `run`."""
+        self._sources = returned_first(self._sources, prompts)
 
     def wake(self) -> None:
         """Something changed: look again."""
@@ -327,7 +332,7 @@ class Producer:
         return False
 
     def _start(
-        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position
+        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position | None
     ) -> None:
         content = line.content
         prompt = Prompt(

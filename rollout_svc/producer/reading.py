@@ -68,6 +68,10 @@ class ReadAhead:
         self._closed = True
         self._room.set()
 
+    def begin_at(self, position: Position, lines: Iterator[PromptLine]) -> None:
+        """Read these lines instead, which are what is left after `position`; before `open`."""
+        self._source, self._lines, self._used = lines, deque(), position.used
+
     @property
     def exhausted(self) -> bool:
         """No line will ever come again."""

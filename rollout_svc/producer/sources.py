@@ -14,8 +14,8 @@ from __future__ import annotations
 import random
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -42,8 +42,11 @@ class PromptSource(Protocol):
         """No line will ever come again."""
 
     @property
-    def position(self) -> Position:
-        """Where it stands: what is to be restored for the next line to be the same again."""
+    def position(self) -> Position | None:
+        """Where it stands: what is to be restored for the next line to be the same again; None: where it stood."""
+
+    def restore(self, position: Position) -> None:
+        """Go on after a position, of another process's source of the same configuration; before `open`."""
 
     def open(self, wake: Callable[[], None]) -> None:
         """Begin: `wake()` is called in this loop when there is a line, or an end, for whoever was shown none."""
@@ -73,22 +76,28 @@ class JsonlSource(ReadAhead):
         self._refused = refused
         self._where = where
         self._offsets = _index(path, refused=refused, where=where)
-        super().__init__(f"prompts:{where}", self._read(), first=_STRETCH)
+        super().__init__(f"prompts:{where}", self._read(0), first=_STRETCH)
 
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def _passes(self) -> Iterator[int]:
-        epoch = 0
-        while self._config.epochs is None or epoch < self._config.epochs:
+    def restore(self, position: Position) -> None:
+        """Go on after `position.used` lines; nothing of them is read."""
+        self.begin_at(position, self._read(position.used))
+
+    def _passes(self, used: int) -> Iterator[int]:
+        """Places of lines, pass after pass, without the first `used`."""
+        first, within = divmod(used, len(self._offsets))
+        for epoch in count(first):
+            if self._config.epochs is not None and epoch >= self._config.epochs:
+                return
             order = list(range(len(self._offsets)))
             if self._config.shuffle:
                 random.Random(f"{self._config.seed}:{epoch}").shuffle(order)
-            yield from order
-            epoch += 1
+            yield from islice(order, within if epoch == first else 0, None)
 
-    def _read(self) -> Iterator[PromptLine]:
-        order = self._passes()
+    def _read(self, used: int) -> Iterator[PromptLine]:
+        order = self._passes(used)
         while stretch := list(islice(order, _STRETCH)):
             with self._path.open("rb") as file:
                 lines = [self._line(file.seek(self._offsets[index]), file.readline()) for index in stretch]
@@ -108,7 +117,12 @@ class IteratorSource(ReadAhead):
 
     def __init__(self, iterable: Iterable[Any], *, refused: Refused, where: str) -> None:
         lines = (read_line(line, refused, f"{where}.{index}") for index, line in enumerate(iterable))
+        self._all = lines
         super().__init__(f"prompts:{where}", lines)
+
+    def restore(self, position: Position) -> None:
+        """Go on after `position.used` lines, by reading them again."""
+        self.begin_at(position, islice(self._all, position.used, None))
 
 
 class PushSource:
@@ -137,6 +151,25 @@ class PushSource:
     def position(self) -> Position:
         """Where it stands."""
         return Position(self._used)
+
+    def restore(self, position: Position) -> None:
+        """Count what was used; the lines that are left come with `restore_lines`."""
+        self._used = position.used
+
+    def restore_lines(self, lines: Mapping[str, Mapping[str, Any]], known: Iterable[str] = ()) -> None:
+        """Have these lines again, behind those that are there, and know their ids.
+
+        Args:
+            lines: content by prompt id, in order, as `Storage.pushed` was told; they were accepted once already.
+            known: ids that were used up: pushed again, they are not accepted.
+        """
+        for prompt_id, content in lines.items():
+            line = read_line(content, self._refused, prompt_id)  # what can become tokens may have changed since
+            self._lines.append(PromptLine(prompt_id, line.content, line.problem))
+            self._seen.add(prompt_id)
+        self._seen.update(known)
+        if lines:
+            self._wake()
 
     def push(self, lines: list[Any]) -> list[PromptLine]:
         """Take lines in, all or none; returns those that were new.

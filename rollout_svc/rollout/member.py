@@ -10,6 +10,7 @@ from rollout_svc.agent import AgentContext, EngineCaller
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
+from rollout_svc.group import Group
 from rollout_svc.judging import Judging
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.settling import Settling
@@ -22,7 +23,7 @@ from rollout_svc.tokens import TextCodec
 if TYPE_CHECKING:
     from rollout_svc.rollout.run import GroupRun
 
-__all__ = ["Member", "Owner", "Tools"]
+__all__ = ["Host", "Member", "Owner", "Tools"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,30 @@ class Tools:
     max_attempts: int
 
 
+class Host(Protocol):
+    """Who has groups run beside the buffer's, with tools of its own, and gets them back."""
+
+    @property
+    def tools(self) -> Tools:
+        """What its runs use, counts and storage included."""
+
+    def generation_started(self, group: Group) -> None:
+        """A member was handed to its agent loop."""
+
+    def generation_ended(self, group: Group) -> None:
+        """Its loop is over, whatever came of it."""
+
+    def run_closed(self, group: Group) -> None:
+        """No task has it any more: it is finished, unfinished or settled, as its account says."""
+
+
 class Owner(Protocol):
     """Who is told what became of a run, and keeps the counts."""
 
-    def generation_started(self) -> None:
+    def generation_started(self, run: GroupRun) -> None:
         """A member was handed to its agent loop."""
 
-    def generation_ended(self) -> None:
+    def generation_ended(self, run: GroupRun) -> None:
         """Its loop is over, whatever came of it: there is room for another."""
 
     def run_changed(self, run: GroupRun) -> None:

@@ -7,7 +7,7 @@ Invariants:
 
 - Every write goes through the member's attempt: once the group was handed back or settled, a member task that still
   runs can write nothing, whatever it does.
-- A run closes exactly once: finished, handed back, or settled as failed.
+- A run closes exactly once: finished, handed back, or settled.
 - No member starts or is redone while the lane's gate is closed, nor judges unless it is closed to wait for what runs.
 - Members that are GENERATED or COMPLETED survive any number of retries of their siblings.
 """
@@ -21,9 +21,9 @@ from typing import Final
 from rollout_svc.agent import AgentContext
 from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.events import SampleFailed
-from rollout_svc.group import Group
+from rollout_svc.group import Group, Settlement
 from rollout_svc.judging import JudgedSample
-from rollout_svc.rollout.member import Member, Owner, Tools
+from rollout_svc.rollout.member import Host, Member, Owner, Tools
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.sample import ResumeAt, Sample, SampleStatus
 
@@ -37,10 +37,13 @@ _JUDGEABLE: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
 class GroupRun:
     """The tasks of one group; see the module's invariants."""
 
-    __slots__ = ("_owner", "_tools", "closed", "group", "members", "putting", "runtime")
+    __slots__ = ("_owner", "_tools", "closed", "group", "host", "members", "putting", "runtime")
 
-    def __init__(self, group: Group, runtime: TaskRuntime, tools: Tools, owner: Owner) -> None:
+    def __init__(
+        self, group: Group, runtime: TaskRuntime, tools: Tools, owner: Owner, host: Host | None = None
+    ) -> None:
         self.group = group
+        self.host = host
         self.runtime = runtime
         self.members: dict[str, Member] = {}
         self.putting: asyncio.Task[None] | None = None
@@ -97,12 +100,12 @@ class GroupRun:
         self._owner.run_closed(self, reason)
         return tasks
 
-    def expire(self, reason: str) -> int:
-        """End the group for good because no step can take it any more; returns how many tasks that cancelled."""
+    def end(self, outcome: Settlement, reason: str) -> int:
+        """Settle the group now, whatever its tasks do; returns how many were revoked and cancelled."""
         if self.closed:
             return 0
         self.closed = True
-        self.group.settle("expired", reason)
+        self.group.settle(outcome, reason)
         tasks = self._let_go()
         self._owner.cancel(self, tasks)
         self._owner.run_closed(self, reason)
@@ -150,9 +153,9 @@ class GroupRun:
         if generating != member.counted:
             member.counted = generating
             if generating:
-                self._owner.generation_started()
+                self._owner.generation_started(self)
             else:
-                self._owner.generation_ended()
+                self._owner.generation_ended(self)
 
     def _member_ended(self, member: Member) -> None:
         self._count_generating(member, generating=False)

@@ -22,6 +22,7 @@ __all__ = [
     "Accepted",
     "AccountBook",
     "Acked",
+    "Checkpointed",
     "Document",
     "Health",
     "Plan",
@@ -66,7 +67,7 @@ class Book(Record):
 
 
 class AccountBook(Record):
-    """Every group and sample of lane `train`, in exactly one account."""
+    """Every group and sample of a lane, in exactly one account."""
 
     groups: Book
     samples: Book
@@ -210,6 +211,20 @@ class ProducerRecord(Record):
     tasks: dict[str, TaskRecord]
 
 
+class EvaluationsRecord(Record):
+    """Lane `eval`."""
+
+    under_way: Natural
+    """Evaluations that have not been answered."""
+    in_flight: Natural
+    """Their requests at engines."""
+    waiting: Natural
+    """Their prompts that nobody works for."""
+    max_in_flight: Natural
+    ledger: AccountBook
+    """Each prompt is a group of one sample."""
+
+
 class Status(Record):
     """The service's record of itself."""
 
@@ -222,6 +237,7 @@ class Status(Record):
     workers: list[WorkerRecord]
     buffer: BufferRecord
     producer: ProducerRecord
+    evaluations: EvaluationsRecord
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural
@@ -290,6 +306,22 @@ class Acked(Record):
 
     batch_id: str
     acknowledged: Literal[True]
+
+
+class Checkpointed(Record):
+    """A snapshot that was written."""
+
+    path: str
+    """Where, from the root of the service's machine."""
+    step: Natural
+    bytes: Natural
+    """Of the file."""
+    groups: Natural
+    """Groups in it: admitted and not settled."""
+    samples: Natural
+    seconds: Seconds
+    ack_expired: list[str] = []
+    """Batches whose ack came too late; there only where there are some."""
 
 
 class Accepted(Record):

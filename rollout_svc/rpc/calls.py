@@ -18,6 +18,7 @@ from aiohttp import web
 
 from rollout_svc.configfile import REFERENCE
 from rollout_svc.errors import BadRequest, Problem
+from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.envelope import json_answer
 from rollout_svc.rpc.reading import refuse
@@ -130,11 +131,29 @@ async def put_prompts(site: Site, body: bodies.Prompts) -> Any:
     return await site.service.put_prompts(body.task, body.prompts)
 
 
+async def checkpoint(site: Site, body: bodies.Checkpoint) -> Any:
+    """Write a snapshot of everything that must survive; works paused and running."""
+    return await site.service.checkpoint(body.path, body.step, body.ack)
+
+
 async def update_weights(site: Site, body: bodies.Weights) -> Any:
     """Bring every engine to a version; needs a drained or frozen stage, or `pause`."""
     during = None if body.pause is None else _pause_arguments(body.pause)
     source = body.source.model_dump(exclude_none=True)
     return await site.service.update_weights(body.version, source, during)
+
+
+async def evaluate(site: Site, body: bodies.Evaluation) -> web.Response:
+    """Have prompts answered and judged in lane `eval`, under one weight version; a caller that leaves ends it."""
+    given = None if body.sampling is None else body.sampling.model_dump(exclude_unset=True)
+    groups = await site.service.run_evaluation(
+        body.task, body.prompts, sampling=given, version=body.version, timeout_s=body.timeout_s
+    )
+    parts = []
+    for group in groups:
+        parts.append(record_of(group))
+        await asyncio.sleep(0)  # many answers must not hold the loop
+    return web.Response(body=b'{"groups":[' + b",".join(parts) + b"]}", content_type="application/json")
 
 
 async def concurrency(site: Site) -> Any:

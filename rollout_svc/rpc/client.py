@@ -176,6 +176,29 @@ class RolloutClient:
         body = {"task": task, "prompts": [dict(prompt) for prompt in prompts]}
         return await self._call("POST", "/v1/prompts", body, timeout_s=CALL_TIMEOUT_S + MARGIN_S)
 
+    async def checkpoint(self, path: str, step: int, *, ack: Ack = "auto") -> Json:
+        """Write a snapshot of everything that must survive, beside the trainer's own; works paused and running.
+
+        Args:
+            path: a file on the service's machine: a new one, or a snapshot, which is replaced.
+            step: trainer steps done.
+            ack: `auto` acknowledges the batch taken before, if it was taken for an earlier step: its work is in the
+                weights that go with the snapshot; a list, exactly those; None, nothing.
+
+        Returns:
+            `path`, `step`, `bytes` of the file, `groups` and `samples` in it, `seconds` it took.
+
+        Raises:
+            Conflict: `no_journal`: the service has no `buffer.path`; `exists`: there is a file, and it is no snapshot.
+            NotNow: `checkpoint_failed`: the disk is full; nothing is left of it.
+        """
+        ids = self._to_ack_before(step) if ack == "auto" else list(ack or ())
+        body: Json = {"path": path, "step": step} | ({"ack": ids} if ids else {})
+        answer = await self._call("POST", "/v1/checkpoints", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
+        if self.unacked in ids:
+            self._last_batch = None
+        return answer
+
     async def evaluate(
         self,
         task: str,
@@ -185,7 +208,19 @@ class RolloutClient:
         version: int | None = None,
         timeout_s: float = 600.0,
     ) -> Json:
-        """Have prompts answered and judged in lane `eval`; returns their groups."""
+        """Have prompts answered and judged in lane `eval`, once each; returns their groups, in order.
+
+        Args:
+            task: whose agent, judger and sampling.
+            prompts: prompt lines, with the keys of a file's.
+            sampling: keys laid over the task's sampling, for this evaluation only.
+            version: the weight version it is for; None: the fleet's when it begins.
+            timeout_s: seconds for all of it.
+
+        Raises:
+            Conflict: the fleet is at another version, or left it meanwhile (`version_changed`).
+            NotNow: the time is up; `detail` says how many were finished.
+        """
         body: Json = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
         body |= _given(sampling=sampling, version=version)
         return await self._call("POST", "/v1/evaluations", body, timeout_s=timeout_s + MARGIN_S)
@@ -244,6 +279,9 @@ class RolloutClient:
         if self._last_batch is None or self._last_batch[1] == step:
             return []
         return [self._last_batch[0]]
+
+    def _to_ack_before(self, step: int) -> list[str]:
+        return [self._last_batch[0]] if self._last_batch is not None and self._last_batch[1] < step else []
 
     async def _call(self, method: str, path: str, body: Json | None = None, timeout_s: float = CALL_TIMEOUT_S) -> Json:
         return await self._wire.call(method, path, body, timeout_s)
@@ -343,6 +381,10 @@ class SyncRolloutClient:
     def put_prompts(self, task: str, prompts: Iterable[Mapping[str, Any]]) -> Json:
         """See `RolloutClient.put_prompts`."""
         return self._run(self._client.put_prompts(task, prompts))
+
+    def checkpoint(self, path: str, step: int, *, ack: Ack = "auto") -> Json:
+        """See `RolloutClient.checkpoint`."""
+        return self._run(self._client.checkpoint(path, step, ack=ack))
 
     def evaluate(self, task: str, prompts: Iterable[Mapping[str, Any]], **arguments: Any) -> Json:
         """See `RolloutClient.evaluate`."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from rollout_svc.rpc import answers, bodies, calls
 from rollout_svc.rpc.batch_answer import BatchRecord
+from rollout_svc.rpc.evaluation_answer import EvaluationRecord
 from rollout_svc.rpc.stuck_answer import StuckRecord
 from rollout_svc.tensors import MEDIA_TYPE
 
@@ -93,11 +94,25 @@ ROUTES: Final = (
         refusals={404: ("not_found",), 409: ("conflict",), 503: (*_ALIVE, "starting")},
     ),
     Route(
+        *("POST", "/v1/checkpoints", calls.checkpoint, answers.Checkpointed),
+        body=bodies.Checkpoint,
+        refusals={409: ("no_journal", "exists"), 503: (*_ALIVE, "starting", "checkpoint_failed")},
+    ),
+    Route(
         *("POST", "/v1/weights", calls.update_weights, answers.WeightsUpdated),
         body=bodies.Weights,
         refusals={
             409: (*_TICKETS, "frozen", "not_paused", "not_drained", "updating"),
             503: (*_RUNNING, "update_failed"),
+        },
+    ),
+    Route(
+        *("POST", "/v1/evaluations", calls.evaluate, EvaluationRecord),
+        body=bodies.Evaluation,
+        refusals={
+            404: ("not_found",),
+            409: ("weight_version", "version_changed"),
+            503: ("not_enough", "paused", *_RUNNING),
         },
     ),
     Route("GET", "/v1/concurrency", calls.concurrency, answers.Plan, refusals={503: ("starting",)}),

@@ -73,6 +73,9 @@ class Silent:
     def __init__(self) -> None:
         self.closed = False
 
+    def restore(self, position: Position) -> None:
+        """It stands nowhere."""
+
     def open(self, wake: Callable[[], None]) -> None:
         """Never wakes anybody."""
 

@@ -33,6 +33,7 @@ class SimStorage(MemoryStorage):
 
     async def save(self, group: Group) -> None:
         """Make a group durable."""
+        self._world.require(group.lane == "train", "P28", f"{group} of lane {group.lane} is written")
         self._life.saving[group.group_id] = group
         try:
             await self._save(group)
