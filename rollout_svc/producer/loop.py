@@ -113,6 +113,7 @@ class Producer:
             ledger=ledger,
             feeding=self,
         )
+        tail.barred = self.mixture.at_limit
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
@@ -293,6 +294,9 @@ class Producer:
             else:
                 self.tail.started(entry)
                 self._run(entry)
+            return True
+        if self.mixture.at_limit(entry.task):
+            self.tail.defer()
             return True
         group = self._enter(entry, None)
         self.tail.started(group)
