@@ -18,7 +18,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
+from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile, StreamReader
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
@@ -69,6 +69,8 @@ class EngineCall:
         aborts: how often an abort that means it was sent.
         version: the worker's weight version when it was dispatched.
         held_s: seconds it spent frozen, which its time limit does not count.
+        reader: has what came so far, where the answer is streamed.
+        max_tokens: what was asked for.
     """
 
     __slots__ = (
@@ -79,6 +81,8 @@ class EngineCall:
         "epoch",
         "held_s",
         "lane",
+        "max_tokens",
+        "reader",
         "request_id",
         "sample_id",
         "since",
@@ -95,6 +99,8 @@ class EngineCall:
         self.since = since
         self.version = version
         self.held_s = 0.0
+        self.reader: StreamReader | None = None
+        self.max_tokens = 0
         self.cancelled_for: AbortReason | None = None
         self.aborts = 0
         self._task: asyncio.Task[Any] | None = None
