@@ -41,6 +41,15 @@ class ReturnedFirst:
         """Where the source stands; None after a prompt that came back: it stands where it stood."""
         return self._source.position if self._moved else None
 
+    @property
+    def skips(self) -> int:
+        """Lines that the source reads again and drops."""
+        return self._source.skips
+
+    def as_json(self) -> dict[str, Any]:
+        """What status says of the source."""
+        return self._source.as_json() | {"exhausted": self.exhausted}
+
     def restore(self, position: Position) -> None:
         """Begin where the source stood in an earlier life."""
         self._source.restore(position)
