@@ -313,7 +313,9 @@ class Batches:
     def recall(self) -> None:
         """Follow the leases that the buffer has from an earlier life."""
         for lease in self._buffer.leases:
-            self._leased[lease.batch_id] = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics)
+            oldest = oldest_unmasked(lease.step, lease.metrics.get("max_token_staleness"))  # as it was lent
+            batch = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics, oldest=oldest)
+            self._leased[lease.batch_id] = batch
         self._set_timer()
 
     def close(self) -> None:
@@ -333,6 +335,7 @@ class Batches:
             tasks.setdefault(group.prompt.task, []).append(group)
         return {
             **_describe(groups, step, oldest, dropped.values()),
+            "max_token_staleness": self.max_token_staleness,
             "aborted": delta.aborted,
             "continued": delta.continued,
             "redone": delta.redone,

@@ -166,7 +166,7 @@ class RolloutService:
         )
         for worker in self.config.workers:
             self._fleet.add(worker)
-        parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, groups)
+        parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, among=groups)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
         parts.tasks.spawn("evaluations", parts.evaluations.run(), critical=True)
 

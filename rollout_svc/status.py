@@ -108,7 +108,7 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
         "prompts_used": {name: source.as_json()["used"] for name, source in parts.producer.sources.items()},
-        "oldest": oldest_samples(parts, OLDEST),
+        "oldest": oldest_samples(parts, OLDEST, ("train",)),
     }
     if groups > plan.max_groups:
         message = f"the plan admits at most {plan.max_groups} groups that are not consumed"

@@ -113,6 +113,7 @@ class Producer:
             ledger=ledger,
             feeding=self,
         )
+        tail.barred = self.mixture.at_limit
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
@@ -299,6 +300,9 @@ class Producer:
                 self.tail.started(entry)
                 self._run(entry)
             return True
+        if self.mixture.at_limit(entry.task):
+            self.tail.defer()
+            return True
         group = self._enter(entry, None)
         self.tail.started(group)
         self._run(group)
@@ -322,9 +326,7 @@ class Producer:
         decision = self._decide()
         if decision.action != "admit":
             return decision.action != "wait"
-        source = self._sources[task]
-        source.advance()
-        self._start(task, line, ids, failure, source.position)
+        self._start(task, line, ids, failure, self._sources[task].advance())
         return True
 
     def _without_prompts(self, obstacles: Collection[str]) -> bool:

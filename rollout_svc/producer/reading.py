@@ -121,12 +121,13 @@ class ReadAhead:
         """Where it stands."""
         return Position(self._used, None if self._state is None else orjson.loads(self._state))
 
-    def advance(self) -> None:
-        """Use up the line that `peek` showed."""
+    def advance(self) -> Position:
+        """Use up the line that `peek` showed; returns where it stands now."""
         _, self._state = self._lines.popleft()
         self._used += 1
         if len(self._lines) <= _REFILL:
             self._room.set()
+        return self.position
 
     # -- the thread's side -----------------------------------------------------------------------------------
 

@@ -50,11 +50,8 @@ class PromptSource(Protocol):
         """No line will ever come again."""
 
     @property
-    def position(self) -> Position | None:
-        """Where it stands: what is to be restored for the next line to be the same again; None: where it stood."""
-
-    def restore(self, position: Position) -> None:
-        """Go on after a position, of another process's source of the same configuration; before `open`."""
+    def position(self) -> Position:
+        """Where it stands: what is to be restored for the next line to be the same again."""
 
     def as_json(self) -> dict[str, Any]:
         """What status says of it: `used`, `epoch`, `exhausted`, `known_ids`."""
@@ -68,8 +65,8 @@ class PromptSource(Protocol):
     def peek(self) -> PromptLine | None:
         """The next line, or None when there is none now."""
 
-    def advance(self) -> None:
-        """Use up the line that `peek` showed."""
+    def advance(self) -> Position | None:
+        """Use up the line that `peek` showed; returns where it stands now, None: where it stood."""
 
 
 class JsonlSource(ReadAhead):
@@ -273,10 +270,11 @@ class PushSource:
         """The oldest line that is left."""
         return self._lines[0] if self._lines else None
 
-    def advance(self) -> None:
-        """Use it up."""
+    def advance(self) -> Position:
+        """Use it up; returns where it stands now."""
         self._lines.popleft()
         self._used += 1
+        return self.position
 
 
 def make_source(config: PromptsConfig, *, refused: Refused, where: str) -> PromptSource:

@@ -89,6 +89,8 @@ class Figures(Record):
 class BatchFigures(Figures):
     """Figures of a batch, and of what happened since the one before."""
 
+    max_token_staleness: Natural | None
+    """The bound on tokens that the batch was masked with."""
     aborted: Natural
     continued: Natural
     redone: Natural

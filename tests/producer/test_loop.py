@@ -97,7 +97,7 @@ class Silent:
     def peek(self) -> PromptLine | None:
         return None
 
-    def advance(self) -> None:
+    def advance(self) -> Position:
         raise AssertionError("there was nothing to use up")
 
 

@@ -159,6 +159,18 @@ async def test_weights_that_move_end_it() -> None:
         assert ledger(made) == {"admitted": 3, "expired": 3}
 
 
+async def test_weights_that_move_when_all_is_there_are_too_late_to_matter() -> None:
+    """Complete in the very step in which the weights move, it is answered: its tokens are of its version."""
+    async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
+        engine.answer = lambda _: Reply(tokens=[1])
+        evaluations = made.parts.evaluations
+        evaluating = made.start(made.evaluate(1))
+        await made.until(lambda: any(e.complete for e in evaluations._open.values()) or evaluating.done())
+        made.parts.fleet.version = 1
+        evaluations._check_versions()
+        assert len(await evaluating) == 1
+
+
 async def test_weights_that_move_under_frozen_requests_end_it() -> None:
     """In `keep` its requests live through the update, and are aborted then: no token of theirs is returned."""  # P7
     async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
@@ -211,6 +223,25 @@ async def test_it_ends_by_its_deadline() -> None:
         await engine.wait_idle()
         [event] = made.of(EvaluationFinished)
         assert (event.outcome, event.finished) == ("not_enough", 1)
+
+
+async def test_one_that_ends_while_it_is_frozen_is_aborted_at_resume() -> None:
+    """A frozen engine cannot drop a request: it stays counted there, weights move around it, and then it goes."""
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        evaluating = made.start(made.evaluate(1))
+        await engine.wait_running(2)
+        await made.pause(2.0, mode="keep")
+        evaluating.cancel()
+        await asyncio.wait({evaluating})
+        assert ledger(made) == {"admitted": 1, "expired": 1}
+        assert (len(made.worker().calls), engine.frozen, engine.aborts) == (2, 2, [])
+        assert (await made.service.update_weights(1, DISK))["version"] == 1
+        await made.resume()
+        await engine.until(lambda: engine.running == 1, "one is left")
+        await made.until(lambda: not made.parts.pool.in_flight["eval"])
+        assert not made.parts.rollouts.stragglers
+        engine.release(tokens=[1])
+        await made.take(step=1)
 
 
 async def test_a_caller_that_leaves_ends_it() -> None:
