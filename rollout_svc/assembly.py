@@ -92,7 +92,6 @@ class Parts:
     judging: Judging
     rollouts: Rollouts
     producer: Producer
-    sources: dict[str, PromptSource]
     droughts: Droughts
     fleet: Fleet
     updater: WeightUpdater
@@ -241,7 +240,6 @@ def assemble(
         judging=work.judging,
         rollouts=work.rollouts,
         producer=work.producer,
-        sources=prepared.sources,
         droughts=work.droughts,
         fleet=fleet.fleet,
         updater=fleet.updater,

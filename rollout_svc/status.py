@@ -62,7 +62,7 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
             "schedule": parts.producer.describe(),
             "tasks": parts.producer.mixture.as_json(),
             "filtered_in_a_row": parts.droughts.as_json(),
-            "sources": {name: source.as_json() for name, source in parts.sources.items()},
+            "sources": {name: source.as_json() for name, source in parts.producer.sources.items()},
         },
         "trajectories": parts.trajectories.as_json(),
         "evaluations": parts.evaluations.as_json(),
@@ -107,7 +107,7 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "workers": whereabouts(parts),
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
-        "prompts_used": {name: source.position.used for name, source in parts.sources.items()},
+        "prompts_used": {name: source.as_json()["used"] for name, source in parts.producer.sources.items()},
         "oldest": oldest_samples(parts, OLDEST, ("train",)),
     }
     if groups > plan.max_groups:
@@ -124,7 +124,7 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         detail["buffer"] = {"path": "buffer.max_bytes", "max_bytes": bound, "bytes": size, "ready": ready}
         return Shortage("not_enough", message, detail, final=True)
     if parts.producer.exhausted and _left(parts) < groups:
-        used = sum(source.position.used for source in parts.sources.values())
+        used = sum(source.as_json()["used"] for source in parts.producer.sources.values())
         message = f"the prompts are used up, all {used}, and {_left(parts)} groups are left under way"
         return Shortage("exhausted", message, detail, final=True)
     if "train" in parts.pauses.closed:

@@ -119,6 +119,11 @@ class Producer:
         bus.subscribe(GroupSettled, self._settled)
 
     @property
+    def sources(self) -> Mapping[str, PromptSource]:
+        """Where prompts come from, by task."""
+        return self._sources
+
+    @property
     def exhausted(self) -> bool:
         """Whether no source will ever give another prompt."""
         return all(source.exhausted for source in self._sources.values())

@@ -49,6 +49,15 @@ class ReturnedFirst:
         """What status says of it."""
         return self._source.as_json()
 
+    @property
+    def skips(self) -> int:
+        """Lines that the source reads again and drops."""
+        return self._source.skips
+
+    def as_json(self) -> dict[str, Any]:
+        """What status says of the source."""
+        return self._source.as_json() | {"exhausted": self.exhausted}
+
     def restore(self, position: Position) -> None:
         """Begin where the source stood in an earlier life."""
         self._source.restore(position)

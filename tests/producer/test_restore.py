@@ -47,6 +47,7 @@ async def used(source: PromptSource, count: int | None = None) -> list[str]:
 def told(source: PromptSource) -> Position:
     """A position as it comes back from where it was written: only JSON survives."""
     position = source.position
+    assert position is not None
     return Position(position.used, orjson.loads(orjson.dumps(position.state)))
 
 

@@ -11,6 +11,7 @@ from rollout_svc.errors import ConfigError, NotNow
 from rollout_svc.events import GroupFinished, GroupsAllFiltered, GroupSettled, SampleFailed
 from rollout_svc.filtering import GroupView
 from rollout_svc.group import Group
+from rollout_svc.producer.caution import LIMIT
 from rollout_svc.producer.drought import FIRST
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.stage import TASK, Stage, make_config, stage
@@ -253,6 +254,18 @@ async def test_a_filter_that_keeps_nothing_is_told(engine: FakeSGLang) -> None:
         await made.push(1, first=1000)
         await made.until(lambda: bool(made.of(GroupFinished)))
         assert made.service.status()["producer"]["filtered_in_a_row"] == {TASK: 0}
+
+
+async def test_what_is_filtered_hides_no_failure(engine: FakeSGLang) -> None:
+    """Where all that is not filtered fails, new prompts rest as if nothing had been filtered in between."""  # P18
+    one = {"train_batch_size": 1, "prompt_repeat_k": 2}
+    async with stage(engine, tasks=of_support("InlineFilter"), trainer=one) as made:
+        plugin_of(made).verdict = lambda _: "dull"
+        made.judge.verdict = lambda sample: ValueError("no") if sample.ground_truth % 2 else 0.5
+        await made.push(100)
+        await made.until(lambda: made.service.status()["producer"]["waiting_for"] == "every_group_fails")
+        assert LIMIT <= made.groups("failed") <= LIMIT + 2
+        assert made.groups("filtered") >= LIMIT - 1
 
 
 async def test_the_end_of_the_prompts_is_told_with_numbers(engine: FakeSGLang, tmp_path: Any) -> None:
