@@ -166,10 +166,10 @@ class RolloutService:
         )
         for worker in self.config.workers:
             self._fleet.add(worker)
-        parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, groups)
+        parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, among=groups)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
-        keep_partials(parts, self.config.journal.partial_interval_s)
         parts.tasks.spawn("evaluations", parts.evaluations.run(), critical=True)
+        keep_partials(parts, self.config.journal.partial_interval_s)
 
     async def ready(self) -> None:
         """Wait until every configured engine has answered, then open the gate.
@@ -216,6 +216,7 @@ class RolloutService:
         closing = [
             asyncio.ensure_future(parts.processes.close()),
             asyncio.ensure_future(parts.storage.close()),
+            asyncio.ensure_future(parts.trajectories.close()),
             asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)

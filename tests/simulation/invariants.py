@@ -118,6 +118,12 @@ class Invariants:
         self._world.say("service", "admits", event.group_id[-6:], event.task)
         self._world.require(bool(parts.pool.active), "P18", f"{event} although no worker is in traffic")
         self._world.require(parts.gate.is_open("train"), "P9", f"{event} while the gate is closed")
+        self._world.require(
+            not parts.buffer.full, "bytes", f"{event} although the buffer is full: {parts.buffer.bytes}"
+        )
+        limit = next(task.max_groups for task in self._life.config.tasks if task.name == event.task)
+        held = parts.producer.mixture.unsettled(event.task)
+        self._world.require(limit is None or held <= limit, "P33", f"{event}: {held} groups of {limit}")
         self._check_window(event)
 
     def _check_window(self, event: GroupAdmitted) -> None:
@@ -279,6 +285,8 @@ class Invariants:
             "P1",
             f"{parts.ledger.unsettled_groups} groups are admitted and not consumed",
         )
+        finished = sum(group.payload_bytes for group in groups if group.account in ("ready", "leased"))
+        require(parts.buffer.bytes == finished, "bytes", f"{finished} are held, {parts.buffer.bytes} counted")
         in_flight = dict.fromkeys(parts.pool.in_flight, 0)
         for worker in parts.pool.workers.values():
             for call in worker.calls.values():
