@@ -33,6 +33,7 @@ from rollout_svc.tasks import OnDeath
 __all__ = ["Restore", "keep_partials", "open_storage", "recall"]
 
 _SLICE: Final = 64  # groups made between two turns of the loop: some milliseconds
+_DIGITS: Final = 32  # of a digest: 128 bits
 
 
 class Restore(NamedTuple):
@@ -67,8 +68,9 @@ def _open(config: Config, path: Path | None, restore: Restore | None) -> Storage
 
 
 def _digest(path: Path) -> str:
+    """Which lines a file has, short enough for a line to people."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
 
 
 async def recall(
@@ -163,6 +165,8 @@ def _counted(found: Recovered) -> dict[str, int]:
         "completed_samples": sum(state.packed is not None for state in states),
         "partial_samples": sum(bool(state.segments) for state in states),
         "pushed_prompts": sum(len(pushed.lines) for pushed in found.pushed.values()),
-        "returned_prompts": len(found.returned),
+        "returned_prompts": len(found.returned) + len(found.again),
         "leases": len(found.leases),
+        **({} if found.step is None else {"step": found.step}),
+        **({} if found.version is None else {"weight_version": found.version}),
     }
