@@ -32,6 +32,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def best(cell: Cell, trace: Trace, *, expiring: bool = True) -> Outcome:
+    """What the trace allows a cell of the last strategy."""
+    seconds = train_s(trace, cell)
+    return ideal(trace, cell.slots, BATCH, cell.staleness, seconds, expiring=expiring)
+
+
 def measure(cells: list[Cell], trace: Trace) -> tuple[dict[Cell, Outcome], dict[Cell, Outcome]]:
     """Play cells; returns what came of each, and what the trace allows those of the last strategy."""
     found, allowed = {}, {}
@@ -39,7 +45,7 @@ def measure(cells: list[Cell], trace: Trace) -> tuple[dict[Cell, Outcome], dict[
         start = time.perf_counter()
         found[cell] = result = run_cell(cell, trace)
         if cell.strategy is STRATEGIES[-1]:
-            allowed[cell] = ideal(trace, cell.slots, BATCH, cell.staleness, train_s(trace, cell))
+            allowed[cell] = best(cell, trace)
         say(
             f"{number}/{len(cells)} {cell.case('')[1:]}: use {result.use:.3f}, long {result.long:.3f}, kept "
             f"{result.kept:.3f}, {result.batches} batches; {time.perf_counter() - start:.1f} s"
@@ -96,7 +102,8 @@ def main() -> int:
     )
     cells = chosen(options.only)
     found, allowed = measure(cells, trace)
-    print_tables(found, allowed, lambda cell: littles_law(trace, cell.slots, BATCH, cell.staleness))
+    endless = {cell: best(cell, trace, expiring=False) for cell in allowed}
+    print_tables(found, allowed, endless, lambda cell: littles_law(trace, cell.slots, BATCH, cell.staleness))
     cases = points(cells, found, allowed)
     report = [cases[case] for case in CASES if case in cases and (options.only is None or case in options.only)]
     if options.plot is not None:

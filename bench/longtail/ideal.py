@@ -8,7 +8,7 @@ Invariants:
 
 - Groups out (admitted, neither handed over nor expired) are at most `room * batch`, with
   `room = min(S + 1, S + v - next + 1)`: the batches that tokens made now can still serve.
-- A group is handed over at a step at most S after the version of its first token.
+- A group is handed over at a step at most S after the version of its first token, unless nothing is to expire.
 - Pure: no clock but its own, and no randomness.
 """
 
@@ -45,6 +45,7 @@ class _Stage:
     batch: int
     staleness: int
     train_s: float
+    expiring: bool = True
     now: float = 0.0
     version: int = 0
     step: int = 0  # of the next hand-over
@@ -147,7 +148,7 @@ class _Stage:
         return True
 
     def _is_stale(self, group: _Group) -> bool:
-        return group.version + self.staleness < self.step
+        return self.expiring and group.version + self.staleness < self.step
 
     def _expire(self, groups: list[_Group]) -> None:
         gone = set(groups)
@@ -158,7 +159,7 @@ class _Stage:
         self.ready = [group for group in self.ready if group not in gone]
 
 
-def ideal(trace: Trace, slots: int, batch: int, staleness: int, train_s: float) -> Outcome:
+def ideal(trace: Trace, slots: int, batch: int, staleness: int, train_s: float, *, expiring: bool = True) -> Outcome:
     """Play a cell of `disaggregated+partial` as well as its bounds allow.
 
     Args:
@@ -167,8 +168,9 @@ def ideal(trace: Trace, slots: int, batch: int, staleness: int, train_s: float) 
         batch: groups of a batch.
         staleness: S.
         train_s: how long the trainer trains on a batch, while generation goes on.
+        expiring: false: S bounds the window alone, and a group may be as old as it likes when it is handed over.
     """
-    return _Stage(trace, slots, batch, staleness, train_s).run()
+    return _Stage(trace, slots, batch, staleness, train_s, expiring).run()
 
 
 def littles_law(trace: Trace, slots: int, batch: int, staleness: int) -> float:

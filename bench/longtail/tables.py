@@ -33,8 +33,20 @@ def table(title: str, rows: Mapping[str, Callable[[int, int], float | None]]) ->
     return lines
 
 
-def print_tables(found: Mapping[Cell, Outcome], allowed: Mapping[Cell, Outcome], law: Callable[[Cell], float]) -> None:
-    """Print every table: the three measures, what the trace allows, and what of the work was trained."""
+def print_tables(
+    found: Mapping[Cell, Outcome],
+    allowed: Mapping[Cell, Outcome],
+    endless: Mapping[Cell, Outcome],
+    law: Callable[[Cell], float],
+) -> None:
+    """Print every table: the three measures, what of the work was trained, and what the trace allows.
+
+    Args:
+        found: what was measured.
+        allowed: the ideal of the last strategy.
+        endless: the same where nothing expires, and the bound is the window's alone.
+        law: slot use by Little's law.
+    """
     at = {(cell.strategy, cell.waves, cell.staleness): cell for cell in CELLS}
     last = STRATEGIES[-1]
 
@@ -56,9 +68,11 @@ def print_tables(found: Mapping[Cell, Outcome], allowed: Mapping[Cell, Outcome],
 
     use = rows(outcome(lambda found: found.use))
     use[" allowed"] = floor(lambda cell: allowed[cell].use if cell in allowed else None)
+    use[" nothing expires"] = floor(lambda cell: endless[cell].use if cell in endless else None)
     use[" Little's law"] = floor(lambda cell: law(cell) if cell in allowed else None)
     long = rows(outcome(lambda found: found.long))
     long[" allowed"] = floor(lambda cell: allowed[cell].long if cell in allowed else None)
+    long[" nothing expires"] = floor(lambda cell: endless[cell].long if cell in endless else None)
     for title, body in (
         ("use: busy slot-seconds over all slot-seconds", use),
         ("rate: batches a second over those of sync", rows(rate)),
