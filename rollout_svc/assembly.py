@@ -21,6 +21,7 @@ from rollout_svc.engines import Endpoint, Transport, candidates
 from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.events import EventBus
+from rollout_svc.feasible import infeasible, partials_usable, remarks
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.judging import Judging, ProcessRunner
 from rollout_svc.launching import launch_problems
@@ -33,6 +34,7 @@ from rollout_svc.pause.ladder import Ladder
 from rollout_svc.plan import Plan, batch_of, make_plan
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, make_source
+from rollout_svc.producer.tail import Tail
 from rollout_svc.rollout.member import Tools
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime, make_runtimes
@@ -127,10 +129,12 @@ def prepare(config: Config) -> Prepared:
         if worker.launch is not None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
     problems += _lost_on_the_way(config)
+    problems += infeasible(config.trainer, config.producer, config.tasks)
     if problems:
         raise ConfigError(problems)
     batches = (batch_of(w.max_batch, len(w.behind), config.trainer) for w in config.workers)
-    plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)))
+    notes = remarks(config.trainer, config.producer.strategy, config.tasks)
+    plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)), notes=notes)
     raise_open_file_limit(plan)
     return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan)
 
@@ -195,7 +199,7 @@ def assemble(
         hopeless=hopeless,
         shortage=shortage,
         paused_s=lambda: stop.pauses.paused_s,
-        on_ahead=work.producer.wake,
+        on_demand=work.producer.wake,
         new_id=outside.new_id,
     )
     _connect(ground, fleet, work, stop, batches)
@@ -303,6 +307,10 @@ class _WorkParts:
             max_attempts=ground.config.producer.max_attempts,
         )
         self.rollouts = Rollouts(tools=tools, buffer=ground.buffer)
+        self.rollouts.partials_usable = partials_usable(ground.config.trainer, ground.config.producer.strategy)
+        config = ground.config.producer
+        self.tail = Tail(config.tail_batch_size, config.tail_after_aborts)
+        ground.settling.again = self.tail.again
         self.producer = Producer(
             gate=ground.gate,
             pool=fleet.pool,
@@ -316,7 +324,8 @@ class _WorkParts:
             settling=ground.settling,
             runtimes=prepared.runtimes,
             sources=prepared.sources,
-            group_size=ground.config.trainer.prompt_repeat_k,
+            strategy=config.strategy,
+            tail=self.tail,
             new_id=ground.outside.new_id,
         )
 
@@ -377,4 +386,4 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
     ground.buffer.subscribe(producer.wake)
     fleet.pool.on_fleet = fleet_changed
     work.rollouts.on_room = producer.room
-    producer.doomed = lambda: batches.ahead
+    producer.demand = lambda: batches.demand

@@ -24,6 +24,7 @@ from rollout_svc.buffer.storage import Storage
 from rollout_svc.errors import Conflict, NotFound, NotNow, NotNowType
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
+from rollout_svc.producer.schedule import Demand
 from rollout_svc.producer.staleness import refusal, staleness
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
@@ -90,7 +91,7 @@ class Batches:
         hopeless: Callable[[int], bool],
         shortage: Callable[[int], Shortage],
         paused_s: Callable[[], float],
-        on_ahead: Callable[[], None],
+        on_demand: Callable[[], None],
         new_id: Callable[[], str],
     ) -> None:
         self.max_staleness = max_staleness
@@ -105,11 +106,12 @@ class Batches:
         self._hopeless = hopeless
         self._shortage = shortage
         self._paused_s = paused_s
-        self._on_ahead = on_ahead
+        self._on_demand = on_demand
+        self._next_step: int | None = None  # after the last lease
         self._leased: dict[str, Batch] = {}
         self._last = tally.snapshot()
         self._last_paused_s = 0.0
-        self._takers: dict[asyncio.Event, int] = {}
+        self._takers: dict[asyncio.Event, tuple[int, int]] = {}
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         buffer.subscribe(self.wake)
@@ -138,22 +140,25 @@ class Batches:
             await self._storage.flush()
             return replace(self._leased[again.batch_id], ack_expired=expired)
         wake = asyncio.Event()
-        self._takers[wake] = step
-        self._on_ahead()
+        self._takers[wake] = step, groups
+        self._on_demand()
         try:
             async with asyncio.timeout_at(started + timeout_s):
                 async with self._turn:
                     batch = await self._take(step, groups, started, wake)
+                    self._takers.pop(wake, None)
+                    self._on_demand()
                     await self._storage.flush()  # a batch that a crash forgot would be handed out a second time
                     return replace(batch, ack_expired=expired)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._shortage(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None
         finally:
-            del self._takers[wake]
-            self._on_ahead()
+            self._takers.pop(wake, None)
+            self._on_demand()
 
     async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> Batch:
+        self._fresh(step)  # what is too old for it holds room that others need
         while True:
             again = self._buffer.leased_at(step)
             if again is not None:
@@ -173,9 +178,14 @@ class Batches:
         return step - self._version() > self.max_staleness
 
     @property
-    def ahead(self) -> bool:
-        """Whether everyone who waits does so for a step that nothing made now can be young enough for."""
-        return bool(self._takers) and all(self._ahead(step) for step in self._takers.values())
+    def demand(self) -> Demand:
+        """What is waited for, as the schedule counts it."""
+        version = self._version()
+        if self._takers:
+            takers = self._takers.values()
+            return Demand(version, min(step for step, _ in takers), max(groups for _, groups in takers))
+        after = max((lease.step + 1 for lease in self._buffer.leases), default=version)
+        return Demand(version, max(version, after if self._next_step is None else self._next_step))
 
     def _too_far(self, step: int) -> Shortage:
         version, bound = self._version(), self.max_staleness
@@ -226,12 +236,14 @@ class Batches:
             self._settling.settle(group, "expired", reason)
         if dropped:
             self._buffer.changed()
+        fresh.sort(key=lambda group: group.oldest)  # what will be too old first goes first; else as they became ready
         return fresh
 
     def _lease(self, step: int, groups: list[Group], started: float) -> Batch:
         loop = asyncio.get_running_loop()
         batch_id = self._new_id()
         lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
+        self._next_step = step + 1
         self._storage.leased(lease)
         wait_s = loop.time() - started
         batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, self._metrics(groups, step, wait_s))

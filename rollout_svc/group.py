@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, Literal
 
 import orjson
@@ -52,6 +53,7 @@ class Group:
         "_versions",
         "account",
         "created_at",
+        "cuts",
         "group_id",
         "hand_backs",
         "handed_back_at",
@@ -83,6 +85,7 @@ class Group:
         self.ready_at: float | None = None
         self.not_before = 0.0
         self.hand_backs = 0
+        self.cuts = 0  # pauses that ended it before it was finished
         self.handed_back_at = now
         self.reason: str | None = None
         self._ledger = ledger
@@ -131,6 +134,12 @@ class Group:
         if self._versions is not None:
             return self._versions
         return frozenset(span.version for sample in self.samples for span in sample.weight_versions)
+
+    @property
+    def oldest(self) -> float:
+        """The oldest weight version of its tokens: -inf where one is unknown, inf where it has none."""
+        versions = self.versions()
+        return -inf if None in versions else min((v for v in versions if v is not None), default=inf)
 
     def encoded(self) -> bytes:
         """The group's record in a batch, JSON; every member is COMPLETED.

@@ -225,12 +225,17 @@ class Sample:
         """How many those are."""
         return sum(len(segment.ids) for segment in self.segments if segment.turn == self.turn and segment.by_model)
 
-    @property
-    def restarts(self) -> bool:
-        """Whether handing it out drops its tokens: only a first turn can be gone on with in another run of the loop."""
+    def restarts(self, *, partial: bool = True) -> bool:
+        """Whether handing it out drops its tokens: only a first turn can be gone on with in another run of the loop.
+
+        Args:
+            partial: whether a turn that was cut may be gone on with at all; one that came whole may in any case.
+        """
         if self.status is not SampleStatus.ABORTED or self.resume_at != "generate":
             return False
-        return self.turn > 0 or not all(segment.by_model for segment in self.segments)
+        if self.turn > 0 or not all(segment.by_model for segment in self.segments):
+            return True
+        return not partial and (not self.segments or self.engine_finish_reason in (None, "abort"))
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -283,11 +288,12 @@ class Sample:
         if to is SampleStatus.INIT or dropped:
             self._drop_payload()
 
-    def hand_out(self) -> int:
+    def hand_out(self, *, partial: bool = True) -> int:
         """Give the sample to a task: a new attempt, and GENERATING or JUDGING; returns the attempt.
 
         A sample that was aborted after its engine had finished gets the engine's finish reason back. One whose agent
         loop was past its first turn is redone: the loop begins again, and would add its turns to those it made before.
+        So is one that was cut where that is not to be gone on with (`partial` false).
 
         Raises:
             IllegalTransition: the sample is neither INIT nor ABORTED; the attempt in force stays so.
@@ -300,7 +306,7 @@ class Sample:
                 self.finish_reason = "length" if self.engine_finish_reason in ("length", "abort") else "stop"
             self.transition(self.attempt, SampleStatus.JUDGING)
         else:
-            if self.restarts:
+            if self.restarts(partial=partial):
                 self.transition(self.attempt, SampleStatus.INIT, reason="restarted")
             self.finish_reason = None
             self.transition(self.attempt, SampleStatus.GENERATING)

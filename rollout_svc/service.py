@@ -136,7 +136,7 @@ class RolloutService:
             shortage=self._shortage,
             outside=self._outside,
         )
-        self._fleet = Concurrency(parts=parts, trainer=self.config.trainer, plan=self.prepared.plan, rng=self._rng)
+        self._fleet = Concurrency(parts=parts, config=self.config, plan=self.prepared.plan, rng=self._rng)
         for worker in self.config.workers:
             self._fleet.add(worker)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)

@@ -13,6 +13,7 @@ from rollout_svc.assembly import Parts
 from rollout_svc.batches import Shortage
 from rollout_svc.gate import LANES
 from rollout_svc.plan import Plan
+from rollout_svc.producer.schedule import WORDS
 from rollout_svc.stuck import oldest_samples
 
 __all__ = ["describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
@@ -56,6 +57,7 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
             "waiting_for": parts.producer.waiting,
             "exhausted": parts.producer.exhausted,
             "no_worker_s": parts.attendance.absent_s,
+            "schedule": parts.producer.describe(),
         },
         "ledger": parts.ledger.as_json(),
         "plan": plan.as_json(),
@@ -70,7 +72,12 @@ def whereabouts(parts: Parts) -> dict[str, str]:
 
 def hopeless(parts: Parts, plan: Plan, groups: int) -> bool:
     """Whether `groups` groups can never be ready; asked whenever a group becomes ready, so it only compares numbers."""
-    return groups > plan.max_groups or (parts.producer.exhausted and parts.ledger.unsettled_groups < groups)
+    return groups > plan.max_groups or (parts.producer.exhausted and _left(parts) < groups)
+
+
+def _left(parts: Parts) -> int:
+    """Groups that may still be ready when no source has a prompt any more."""
+    return parts.ledger.unsettled_groups + parts.producer.tail.waiting_prompts
 
 
 def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
@@ -87,12 +94,13 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
     if groups > plan.max_groups:
         message = f"the plan admits at most {plan.max_groups} groups that are not consumed"
         return Shortage("not_enough", message, detail, final=True)
-    if parts.producer.exhausted and ledger.unsettled_groups < groups:
+    if parts.producer.exhausted and _left(parts) < groups:
         message = "the prompts are used up, and not enough groups are left under way"
         return Shortage("exhausted", message, detail, final=True)
     if "train" in parts.pauses.closed:
         return Shortage("paused", "the stage is paused", detail)
-    message = parts.producer.waiting or "groups are under way"
+    waiting = parts.producer.waiting
+    message = f"{waiting}: {WORDS[waiting]}" if waiting in WORDS else "groups are under way"
     if parts.tally.last_failure and not parts.buffer.ready:
         message += f"; {sum(parts.tally.failed.values())} attempts failed, last: {parts.tally.last_failure}"
     return Shortage("not_enough", message, detail)

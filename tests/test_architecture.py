@@ -17,7 +17,7 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
-    *("config", "configfile", "plan", "limits", "tokens", "chat_template", "plugins", "await_chain"),
+    *("config", "configfile", "feasible", "plan", "limits", "tokens", "chat_template", "plugins", "await_chain"),
 )
 """Imported by everyone; they import each other."""
 FLOORS = (

@@ -47,7 +47,7 @@ def test_defaults_are_the_documented_ones() -> None:
                     "extra": {},
                 },
                 "weight": 1.0,
-                "partial_rollout": True,
+                "partial_rollout": None,
                 "filter": None,
                 "max_groups": None,
             },
@@ -238,8 +238,6 @@ def test_a_task_is_refused_at_its_path(task: dict[str, Any], path: str) -> None:
     [
         ("buffer", {"path": "buffer.sqlite"}, "buffer.path"),
         ("buffer", {"max_bytes": 1000}, "buffer.max_bytes"),
-        ("producer", {"strategy": "sync"}, "producer.strategy"),
-        ("producer", {"strategy": "disaggregated"}, "producer.strategy"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_in_words(part: str, value: Any, path: str) -> None:

@@ -103,7 +103,7 @@ class ProducerConfig(Settings):
     """How work is started."""
 
     strategy: Strategy = "async"
-    """When generation may run ahead of training."""
+    """How far generation may run ahead of training: not at all, one batch and its surplus, or as far as the bound."""
     max_attempts: int = Field(3, ge=1, le=100)
     """Failures of one sample before its group is given up."""
     no_worker_timeout_s: Seconds | None = None
@@ -167,9 +167,6 @@ class BufferConfig(Settings):
 
 _LATER: Final = (
     "trainer.max_token_staleness",
-    "producer.strategy",
-    "producer.tail_batch_size",
-    "producer.tail_after_aborts",
     "buffer.path",
     "buffer.max_bytes",
     "journal",
@@ -177,7 +174,7 @@ _LATER: Final = (
     "trajectories",
 )
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
-_LATER_OF_A_TASK: Final = ("partial_rollout", "filter", "max_groups")
+_LATER_OF_A_TASK: Final = ("filter", "max_groups")
 """Likewise, of a task."""
 
 

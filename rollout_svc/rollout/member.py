@@ -11,6 +11,7 @@ from rollout_svc.buffer.storage import Storage
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
 from rollout_svc.judging import Judging
+from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.sample import Sample
@@ -58,6 +59,9 @@ class Owner(Protocol):
 
     def bug(self, where: str, error: Exception) -> None:
         """Something happened that the code does not provide for."""
+
+    def keeps_partials(self, runtime: TaskRuntime) -> bool:
+        """Whether a sample of this task that was cut goes on from the tokens it has."""
 
     def run_closed(self, run: GroupRun, reason: str) -> None:
         """The run is over; the group's account says how."""

@@ -41,6 +41,7 @@ class Rollouts:
     def __init__(self, *, tools: Tools, buffer: ReplayBuffer) -> None:
         self.generating = 0
         self.on_room: Callable[[], None] = lambda: None
+        self.partials_usable = True
         self._tools = tools
         self._buffer = buffer
         self._runs: dict[str, GroupRun] = {}
@@ -142,6 +143,10 @@ class Rollouts:
         """Tell the world; the sample's failure is counted by its run."""
         trace = "".join(traceback.format_exception(error))
         self._tools.bus.emit(ComponentDied(where, f"{type(error).__name__}: {error}", trace))
+
+    def keeps_partials(self, runtime: TaskRuntime) -> bool:
+        """Whether a sample of this task that was cut goes on from the tokens it has."""
+        return self.partials_usable if runtime.partial is None else runtime.partial
 
     def run_closed(self, run: GroupRun, reason: str) -> None:
         """Put the group where its account says."""

@@ -69,11 +69,12 @@ class GroupRun:
 
     def _launch(self, sample: Sample) -> None:
         if sample.status in (_S.INIT, _S.ABORTED):
-            if sample.restarts:
+            partial = self._owner.keeps_partials(self.runtime)
+            if sample.restarts(partial=partial):
                 self._tools.tally.redone += 1
             elif sample.segments:
                 self._tools.tally.continued += 1
-            attempt = sample.hand_out()
+            attempt = sample.hand_out(partial=partial)
         else:
             attempt = sample.attempt
         member = Member(sample, attempt, since=asyncio.get_running_loop().time())
@@ -90,10 +91,22 @@ class GroupRun:
         self._tools.tally.aborted += sum(sample.account == "in_flight" for sample in self.group.samples)
         self.closed = True
         self.group.hand_back(not_before)
+        self.group.cuts += not self._open
         self._keep(sample for sample in self.group.samples if sample.status is _S.ABORTED)
         tasks = self._let_go()
         self._owner.run_closed(self, reason)
         return tasks
+
+    def expire(self, reason: str) -> int:
+        """End the group for good because no step can take it any more; returns how many tasks that cancelled."""
+        if self.closed:
+            return 0
+        self.closed = True
+        self.group.settle("expired", reason)
+        tasks = self._let_go()
+        self._owner.cancel(self, tasks)
+        self._owner.run_closed(self, reason)
+        return len(tasks)
 
     def hand_back_stuck(self) -> list[asyncio.Task[None]]:
         """Take back the members that are not parked and leave the run to the others; returns the tasks, revoked."""

@@ -22,7 +22,11 @@ _ON_PAUSE: Final = get_args(OnPause)
 
 @dataclass(frozen=True, slots=True)
 class TaskRuntime:
-    """One task, ready to run."""
+    """One task, ready to run.
+
+    Attributes:
+        partial: whether a sample that was cut goes on from its tokens; None: wherever those can still be used.
+    """
 
     name: str
     agent: Agent
@@ -31,6 +35,7 @@ class TaskRuntime:
     desk: JudgeDesk
     sampling: SamplingConfig
     weight: float
+    partial: bool | None = None
 
 
 def make_runtimes(config: Config) -> dict[str, TaskRuntime]:
@@ -70,4 +75,4 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
         concurrency=task.judger.concurrency,
     )
     one_turn = bool(getattr(agent, "one_turn", False))
-    return TaskRuntime(task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight)
+    return TaskRuntime(task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight, task.partial_rollout)

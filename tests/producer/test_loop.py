@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import MemoryStorage, Position
+from rollout_svc.config import TrainerConfig
 from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
@@ -21,6 +22,7 @@ from rollout_svc.producer.caution import LIMIT
 from rollout_svc.producer.lines import PromptLine
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, PushSource
+from rollout_svc.producer.tail import Tail
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.settling import Settling
@@ -38,6 +40,8 @@ class Runs:
 
     def __init__(self, bus: EventBus) -> None:
         self.generating = 0
+        self.keeps_partials = lambda _: True
+        self.runs: Callable[[Any], list[Any]] = lambda _: []
         self.fate: Callable[[Group], str | None] = lambda _: None
         self.bus = bus
         self.started: list[tuple[float, Group]] = []
@@ -118,7 +122,8 @@ class Stand:
             settling=Settling(tally=self.tally, bus=self.bus, storage=storage),
             runtimes=dict.fromkeys(sources, runtime),
             sources=sources,
-            group_size=1,
+            strategy="disaggregated",
+            tail=Tail(None, 1),
             new_id=lambda: uuid.uuid4().hex,
         )
         self.buffer.subscribe(self.producer.wake)
@@ -131,7 +136,8 @@ class Stand:
 async def stand(**sources: PromptSource) -> AsyncIterator[Stand]:
     made = Stand(sources)
     task = asyncio.get_running_loop().create_task(made.producer.run())
-    made.producer.set_plan(Plan(1, REQUIRED, REQUIRED, 1.0, 1000), 1)
+    trainer = TrainerConfig(train_batch_size=500, prompt_repeat_k=1, max_staleness=1)
+    made.producer.follow(Plan(1, REQUIRED, REQUIRED, 1.0, 1000), trainer)
     try:
         yield made
     finally:

@@ -233,4 +233,7 @@ async def test_the_fleet_is_kept_at_its_target_and_the_bound_holds() -> None:
         assert made.groups("admitted") == 12
         batch = await made.take(groups=6)
         await made.service.ack(batch["batch_id"])
+        await made.until(lambda: made.parts.producer.waiting == "batch_under_way")  # these weights serve one more
+        assert made.groups("admitted") == 12
+        await made.service.update_weights(1, {"kind": "disk", "path": "/w"}, pause={})
         await made.until(lambda: made.groups("admitted") == 18)

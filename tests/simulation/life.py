@@ -107,6 +107,12 @@ class Life:
             return None
         return next((sample for sample in run.group.samples if sample.sample_id == sample_id), None)
 
+    def keeps_partials(self, sample_id: str) -> bool:
+        """Whether a sample under way that was cut goes on from its tokens, by its task's settings."""
+        run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
+        tasks = {task.name: task for task in self.config.tasks}
+        return run is None or tasks[run.group.prompt.task].partial_rollout is not False
+
     def _bus_error(self, event: Event, error: Exception) -> None:
         self.world.breaks("bus", f"{event!r}: {error!r}")
 

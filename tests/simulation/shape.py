@@ -15,9 +15,11 @@ from rollout_svc.config import (
     Config,
     JudgerConfig,
     PauseConfig,
+    ProducerConfig,
     PromptsConfig,
     Routing,
     SamplingConfig,
+    Strategy,
     TaskConfig,
     TrainerConfig,
     WorkerConfig,
@@ -55,18 +57,26 @@ def draw_shape(seed: int) -> Shape:
     names = rng.choice((("plain",), ("plain", "tool"), ("plain", "unruly"), ("unruly", "tool"), ("tool",)))
     group_size = rng.choice((2, 2, 3))
     batch = rng.choice((2, 3, 4))
+    planned = Random(f"{seed}:schedule")
+    strategy = planned.choice(get_args(Strategy))
+    tail = planned.choice((None, None, 1, batch))
     config = Config(
         workers=tuple(WorkerConfig(url=url, dialect="sglang") for url in urls),
         routing=Random(f"{seed}:routing").choice(get_args(Routing)),
         start_timeout_s=600.0,
         request_timeout_s=rng.choice((1.5, 6.0, 12.0)),
-        tasks=tuple(_task(name, rng) for name in names),
+        tasks=tuple(_task(name, rng, planned.choice((None, None, False))) for name in names),
         trainer=TrainerConfig(
             train_batch_size=batch,
             prompt_repeat_k=group_size,
             over_sample_threshold=rng.choice((0.0, 0.5, 1.0)),
             max_batch_per_worker=rng.choice((2, 4, 8)),
             max_staleness=rng.choice((1, 2, 3)),
+        ),
+        producer=ProducerConfig(
+            strategy=strategy,
+            tail_batch_size=tail,
+            tail_after_aborts=2 if tail is None else planned.choice((1, 2, 3)),
         ),
         pause=PauseConfig(
             deadline_s=rng.choice((0.5, 2.0, 5.0)),
@@ -86,7 +96,7 @@ def draw_shape(seed: int) -> Shape:
     )
 
 
-def _task(name: str, rng: Random) -> TaskConfig:
+def _task(name: str, rng: Random, partial: bool | None) -> TaskConfig:
     judge = rng.choice(("SampleJudge", "SampleJudge", "GroupJudge"))
     return TaskConfig(
         name=name,
@@ -98,4 +108,5 @@ def _task(name: str, rng: Random) -> TaskConfig:
             concurrency=rng.choice((None, None, 2)),
         ),
         sampling=SamplingConfig(max_tokens=MAX_TOKENS),
+        partial_rollout=partial,
     )

@@ -58,8 +58,8 @@ def make_config(*engines: Face | str | Mapping[str, Any], **sections: Any) -> Co
 
     Args:
         engines: fakes, urls, or mappings with the keys of a worker.
-        sections: whole sections; `trainer`, `pause` and `service` are laid over small numbers, and `prompts`,
-            `judger`, `agent`, `sampling` are those of the one task `t`.
+        sections: whole sections; `trainer`, `pause` and `producer` are laid over small numbers; `prompts`, `judger`,
+            `agent`, `sampling` are those of the one task `t`.
     """
     workers = [
         {"url": engine.url} if isinstance(engine, Face) else {"url": engine} if isinstance(engine, str) else engine
@@ -82,6 +82,7 @@ def make_config(*engines: Face | str | Mapping[str, Any], **sections: Any) -> Co
         "tasks": sections.pop("tasks", [task]),
         "trainer": trainer | sections.pop("trainer", {}),
         "pause": pause | sections.pop("pause", {}),
+        "producer": {"strategy": "disaggregated"} | sections.pop("producer", {}),
     }
     return config_from_mapping(data | sections)
 
