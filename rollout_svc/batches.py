@@ -191,7 +191,7 @@ class Batches:
         version, bound = self._version(), self.max_staleness
         message = f"step {step} needs weights of version {step - bound} or later, the fleet is at {version}"
         detail = {"step": step, "weight_version": version, "max_staleness": bound}
-        return Shortage("not_enough", message, detail, final=True)
+        return Shortage("not_enough", message, detail)  # not for good: an update may come, also while it is waited for
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.

@@ -39,7 +39,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.startup import refuse_unfit, wait_for_engines
+from rollout_svc.startup import guard_fleet, refuse_unfit, wait_for_engines
 from rollout_svc.status import describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck
 from rollout_svc.tasks import wait_until
@@ -160,6 +160,7 @@ class RolloutService:
         """
         await wait_for_engines(self.parts.pool, self.bus, self.config.start_timeout_s)
         refuse_unfit(self.config, self.parts.pool, self.bus)
+        guard_fleet(self.config, self.parts)
         if self._phase == "starting":
             self._phase = "running"
             self.parts.gate.open(LANES)

@@ -23,7 +23,7 @@ GROUND = (
 FLOORS = (
     GROUND,
     ("agent", "judging", "judge_processes", "engines", "launching"),
-    ("workers", "buffer", "preflight"),
+    ("workers", "buffer", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
     ("batches",),

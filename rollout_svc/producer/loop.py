@@ -172,11 +172,11 @@ class Producer:
             resting=self._caution.resting(now),
         )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any] | None:
         """What may be out, what is, and what waits in the tail."""
         rule = self.rule
         if rule is None:
-            return {}
+            return None
         counts, demand = self.counts(rule), self.demand()
         return {
             "strategy": rule.strategy,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollout_svc.config import Dialect, PauseMode
+from rollout_svc.config import Dialect, PauseMode, Strategy
 from rollout_svc.gate import Lane
 from rollout_svc.service import State
 from rollout_svc.workers.worker import WorkerState
@@ -154,6 +154,32 @@ class BufferRecord(Record):
     leases: list[LeaseRecord]
 
 
+class TailRecord(Record):
+    """What expired or was aborted again and again, and goes first in rounds."""
+
+    gathered: int
+    """Groups and prompts that wait for a round."""
+    left: int
+    """Those of the round under way that have not been started."""
+    round: bool
+    """Whether a round is under way."""
+
+
+class ScheduleRecord(Record):
+    """How much may be under way, and is."""
+
+    strategy: Strategy
+    next_step: int
+    """The step the next batch is made for."""
+    window: int
+    """Batches that tokens made now can still serve."""
+    limit: int
+    """Groups that may be out: admitted, and neither leased nor settled."""
+    out: int
+    """Groups that are."""
+    tail: TailRecord
+
+
 class ProducerRecord(Record):
     """What the producing loop does."""
 
@@ -162,6 +188,8 @@ class ProducerRecord(Record):
     exhausted: bool
     no_worker_s: float | None
     """Seconds for which no worker has been in traffic; null: one is, or none is missed."""
+    schedule: ScheduleRecord | None
+    """How much may be under way; null: there is no plan yet."""
 
 
 class Status(Record):

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from rollout_svc.configfile import REFERENCE
 from rollout_svc.errors import BadRequest, Problem
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.envelope import json_answer
@@ -134,7 +135,18 @@ async def add_worker(site: Site, body: bodies.Worker) -> Any:
     if body.launch is not None and not site.service.config.service.token:
         # Whoever reaches the port could have us run anything, a page in a browser on this machine included.
         raise BadRequest.at("launch", "starting a process over HTTP needs a service with a service.token")
+    _refuse_references(body)
     return await site.service.add_worker(body)
+
+
+def _refuse_references(body: bodies.Worker) -> None:
+    """Refuse `${NAME}`: a configuration file may name the service's variables, whoever reaches its port may not."""
+    values = {"api_key": body.api_key, "admin_key": body.admin_key}
+    if body.launch is not None:
+        values |= {f"launch.env.{name}": value for name, value in body.launch.env.items()}
+    for path, value in values.items():
+        if value is not None and (found := REFERENCE.search(value)):
+            raise BadRequest.at(path, f"{found[0]} stands for a variable in a configuration file only: send its value")
 
 
 async def remove_worker(site: Site, worker_id: str) -> Any:

@@ -191,6 +191,6 @@ async def test_the_oldest_call_is_watched_whoever_goes_on_first() -> None:
         await made.until(lambda: made.worker(0).freeze is None)
         [old], [young] = (list(worker.calls.values()) for worker in made.parts.pool.workers.values())
         assert old.since + old.held_s < young.since + young.held_s
-        timer = made.parts.pool._deadline_timer
+        timer = made.parts.pool._overdue._timer
         assert timer is not None
         assert timer.when() == old.since + old.held_s + made.service.config.request_timeout_s

@@ -110,8 +110,12 @@ class Life:
     def keeps_partials(self, sample_id: str) -> bool:
         """Whether a sample under way that was cut goes on from its tokens, by its task's settings."""
         run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
-        tasks = {task.name: task for task in self.config.tasks}
-        return run is None or tasks[run.group.prompt.task].partial_rollout is not False
+        if run is None:
+            return True
+        [partial] = [task.partial_rollout for task in self.config.tasks if task.name == run.group.prompt.task]
+        if partial is None:  # at staleness 0 an update leaves none that could be used, but where none is cut by one
+            return self.config.trainer.max_staleness > 0 or self.config.producer.strategy == "sync"
+        return partial
 
     def _bus_error(self, event: Event, error: Exception) -> None:
         self.world.breaks("bus", f"{event!r}: {error!r}")

@@ -71,7 +71,7 @@ def draw_shape(seed: int) -> Shape:
             prompt_repeat_k=group_size,
             over_sample_threshold=rng.choice((0.0, 0.5, 1.0)),
             max_batch_per_worker=rng.choice((2, 4, 8)),
-            max_staleness=rng.choice((1, 2, 3)),
+            max_staleness=min(rng.choice((1, 2, 3)), planned.choice((0, 1, 3, 3, 3))),
         ),
         producer=ProducerConfig(
             strategy=strategy,

@@ -120,8 +120,8 @@ _ALL: Final = (
         ("producer.schedule", "if counts.active_workers == 0:", "if counts.active_workers < 0:"),
         (
             "producer.schedule",
-            "counts.generating >= required * counts.active_workers",
-            "counts.generating >= required * max(1, counts.active_workers)",
+            "counts.generating >= rule.required * counts.active_workers",
+            "counts.generating >= rule.required * max(1, counts.active_workers)",
         ),
     ),
     # -- what a pause may miss -------------------------------------------------------------------------------
