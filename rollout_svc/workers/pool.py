@@ -377,19 +377,24 @@ class WorkerPool:
     # -- slots -----------------------------------------------------------------------------------------------
 
     async def _claim(self, sample: Sample, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
-        """Return a worker with a free slot; the caller takes the slot before its next await."""
-        loop = asyncio.get_running_loop()
+        """Return a worker with a free slot, in the order of asking; the caller takes the slot before its next await."""
+        loop, called = asyncio.get_running_loop(), False
         while True:
             if not self._gate.is_open(lane):
+                self._wake_waiting()  # its turn may be another lane's
                 raise Interrupted("the gate is closed: nothing is dispatched")
-            worker = self._router.choose(self.workers, sample.group_id, avoid)
-            if worker is not None:
-                return worker
+            if called or not self.line:
+                worker = self._router.choose(self.workers, sample.group_id, avoid)
+                if worker is not None:
+                    return worker
             if not self.active:
                 raise NoWorker("no worker is in traffic")
             if loop.time() >= deadline:
                 raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
-            await self.line.wait(sample.sample_id, lane, deadline - self._request_timeout_s, deadline)
+            if not called:
+                self._wake_waiting()  # nobody waits behind somebody who was not told of a free slot
+            since = deadline - self._request_timeout_s
+            called = await self.line.wait(sample.sample_id, lane, since, deadline, again=called)
 
     def _wake_waiting(self) -> None:
         """Wake as many as there are free slots; all of them when no worker is left, so that they can say so."""
