@@ -193,8 +193,10 @@ def assemble(
         bus=bus,
         storage=ground.storage,
         settling=ground.settling,
+        mixture=work.producer.mixture,
         lease_s=prepared.config.buffer.lease_s,
         max_staleness=prepared.config.trainer.max_staleness,
+        max_token_staleness=prepared.config.trainer.max_token_staleness,
         version=lambda: fleet.fleet.version,
         hopeless=hopeless,
         shortage=shortage,
@@ -237,7 +239,7 @@ class _Ground:
         self.transport = outside.transport()
         self.storage = outside.storage()
         self.processes = outside.processes()
-        self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer()
+        self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
 
 
@@ -375,6 +377,7 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
 
     def gate_changed(_: Lane) -> None:
         producer.wake()
+        batches.wake()  # what is under way in a closed lane does not come: nobody waits for it
         attendance.look()
 
     def fleet_changed() -> None:

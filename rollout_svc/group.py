@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Final, Literal
 
@@ -101,7 +102,7 @@ class Group:
             )
             for index in range(size)
         )
-        ledger.admit(size)
+        ledger.admit(size, prompt.task)
 
     def __repr__(self) -> str:
         return f"<Group {self.group_id} {self.account} {[str(sample.status) for sample in self.samples]}>"
@@ -141,13 +142,21 @@ class Group:
         versions = self.versions()
         return -inf if None in versions else min((v for v in versions if v is not None), default=inf)
 
-    def encoded(self) -> bytes:
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the members' encoded records."""
+        return sum(len(sample.packed) for sample in self.samples if sample.packed is not None)
+
+    def encoded(self, record: Callable[[Sample, bytes], bytes] = lambda _, packed: packed) -> bytes:
         """The group's record in a batch, JSON; every member is COMPLETED.
+
+        Args:
+            record: gives a member's record as it is to be sent, where that is not as it is kept.
 
         Raises:
             IllegalTransition: a member is not.
         """
-        members = [sample.packed for sample in self.samples if sample.packed is not None]
+        members = [record(sample, sample.packed) for sample in self.samples if sample.packed is not None]
         if len(members) != len(self.samples):
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         head = {"group_id": self.group_id, "task": self.prompt.task, "prompt": self.prompt.as_json()}
@@ -213,5 +222,5 @@ class Group:
         """Change the account, before anything else changes: an illegal move changes nothing."""
         if to not in _MOVES.get(self.account, frozenset()) or source not in (None, self.account):
             raise IllegalTransition(f"{self.group_id}: {self.account} -> {to}")
-        self._ledger.move_group(self.account, to)
+        self._ledger.move_group(self.account, to, self.prompt.task)
         self.account = to

@@ -237,7 +237,6 @@ def test_a_task_is_refused_at_its_path(task: dict[str, Any], path: str) -> None:
     ("part", "value", "path"),
     [
         ("buffer", {"path": "buffer.sqlite"}, "buffer.path"),
-        ("buffer", {"max_bytes": 1000}, "buffer.max_bytes"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_in_words(part: str, value: Any, path: str) -> None:

@@ -6,6 +6,7 @@ Invariants:
 - A lease ends exactly once: by its ack (consumed for good) or by time (its groups are ready again, in front).
 - Order is first in, first out; what comes back goes to the front, so that old work is finished first.
 - An unfinished group that is set aside is still unfinished, and goes on only when it is asked for by name.
+- The bytes of finished groups, ready and leased, are counted exactly; nothing is ever put out to make room.
 - The clock is passed in.
 """
 
@@ -35,7 +36,15 @@ class Lease:
 class ReplayBuffer:
     """All groups that no task owns and that are not settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """Make an empty buffer.
+
+        Args:
+            max_bytes: bytes of finished groups at which it is `full`; None: it never is.
+        """
+        self.max_bytes = max_bytes
+        self.ready_bytes = 0
+        self.leased_bytes = 0
         self._unfinished: OrderedDict[str, Group] = OrderedDict()
         self._aside: set[str] = set()
         self._ready: OrderedDict[str, Group] = OrderedDict()
@@ -103,6 +112,18 @@ class ReplayBuffer:
         """When the next unfinished group may go on; None when there is none."""
         return min((group.not_before for group in self._in_line()), default=None)
 
+    # -- bytes -----------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the encoded samples of finished groups."""
+        return self.ready_bytes + self.leased_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether those have reached the bound: what is begun may finish, nothing new should be."""
+        return self.max_bytes is not None and self.bytes >= self.max_bytes
+
     # -- ready -----------------------------------------------------------------------------------------------
 
     @property
@@ -130,9 +151,11 @@ class ReplayBuffer:
     def _enter(self, group: Group) -> None:
         self._ready[group.group_id] = group
         self._oldest[group.oldest] += 1
+        self.ready_bytes += group.payload_bytes
 
     def _leave(self, group: Group) -> None:
         del self._ready[group.group_id]
+        self.ready_bytes -= group.payload_bytes
         self._oldest[group.oldest] -= 1
         if not self._oldest[group.oldest]:
             del self._oldest[group.oldest]
@@ -149,6 +172,7 @@ class ReplayBuffer:
         for group in groups:
             self._leave(group)
             group.lease()
+            self.leased_bytes += group.payload_bytes
         lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at)
         return lease
 
@@ -162,6 +186,7 @@ class ReplayBuffer:
         if lease is None:
             return None
         for group in lease.groups:
+            self.leased_bytes -= group.payload_bytes
             group.settle("consumed")
         self._remember(batch_id, "acknowledged")
         self.changed()
@@ -174,6 +199,7 @@ class ReplayBuffer:
             del self._leases[lease.batch_id]
             for group in reversed(lease.groups):
                 group.unlease()
+                self.leased_bytes -= group.payload_bytes
                 self._enter(group)
                 self._ready.move_to_end(group.group_id, last=False)
             self._remember(lease.batch_id, "expired")

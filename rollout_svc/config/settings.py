@@ -166,15 +166,13 @@ class BufferConfig(Settings):
 
 
 _LATER: Final = (
-    "trainer.max_token_staleness",
     "buffer.path",
-    "buffer.max_bytes",
     "journal",
     "evaluation",
     "trajectories",
 )
 """Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
-_LATER_OF_A_TASK: Final = ("filter", "max_groups")
+_LATER_OF_A_TASK: Final = ("filter",)
 """Likewise, of a task."""
 
 

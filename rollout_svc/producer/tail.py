@@ -76,6 +76,10 @@ class Tail:
         """The groups that wait here."""
         return [entry for entry in (*self._left, *self._gathered) if isinstance(entry, Group)]
 
+    def held_back(self, task: str) -> int:
+        """How many of those are of this task."""
+        return sum(group.prompt.task == task for group in self.groups()) if self._groups else 0
+
     def prompts(self) -> list[Prompt]:
         """The prompts that wait here, in the order they will be admitted."""
         return [entry for entry in (*self._left, *self._gathered) if isinstance(entry, Prompt)]

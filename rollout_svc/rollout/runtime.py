@@ -36,6 +36,7 @@ class TaskRuntime:
     sampling: SamplingConfig
     weight: float
     partial: bool | None = None
+    max_groups: int | None = None
 
 
 def make_runtimes(config: Config) -> dict[str, TaskRuntime]:
@@ -75,4 +76,6 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
         concurrency=task.judger.concurrency,
     )
     one_turn = bool(getattr(agent, "one_turn", False))
-    return TaskRuntime(task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight, task.partial_rollout)
+    return TaskRuntime(
+        task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight, task.partial_rollout, task.max_groups
+    )

@@ -151,6 +151,8 @@ class BufferRecord(Record):
 
     ready: Natural
     unfinished: Natural
+    bytes: Natural
+    """Encoded samples of finished groups, ready and leased."""
     leases: list[LeaseRecord]
 
 
@@ -180,6 +182,21 @@ class ScheduleRecord(Record):
     tail: TailRecord
 
 
+class TaskRecord(Record):
+    """One task's part in the mix: groups by where they are."""
+
+    admitted: Natural
+    out: Natural
+    """Admitted, and neither settled nor leased."""
+    ready: Natural
+    leased: Natural
+    consumed: Natural
+    share: float
+    """Of a batch, by the tasks' weights."""
+    waiting_for: str
+    """Why no prompt of it can be admitted; empty: one can, where there is room."""
+
+
 class ProducerRecord(Record):
     """What the producing loop does."""
 
@@ -190,6 +207,7 @@ class ProducerRecord(Record):
     """Seconds for which no worker has been in traffic; null: one is, or none is missed."""
     schedule: ScheduleRecord | None
     """How much may be under way; null: there is no plan yet."""
+    tasks: dict[str, TaskRecord]
 
 
 class Status(Record):

@@ -38,7 +38,7 @@ class SampleRecord(Record):
     logprobs: list[float]
     """Natural logarithms, one per token; 0.0 where the model did not make it."""
     loss_mask: list[Literal[0, 1]]
-    """0 where the model did not make the token."""
+    """0 where the model did not make the token, or it is older than the bound on tokens allows."""
     weight_versions: list[Span]
     response: str | None
     """Decoded `response_ids`; null without a tokenizer."""
@@ -79,6 +79,8 @@ class Figures(Record):
     """Groups by trainer steps they are behind; `None`: a version is not known."""
     mixed_versions: Natural
     """Samples made under more than one weight version."""
+    masked_tokens: Natural
+    """Model tokens whose `loss_mask` is 0 because they are behind by more than `trainer.max_token_staleness`."""
 
 
 class BatchFigures(Figures):

@@ -108,7 +108,7 @@ class Stand:
         for kind in (ProducerWaiting, SampleFailed, GroupAdmitted, GroupSettled):
             self.bus.subscribe(kind, self.events.append)
         storage = MemoryStorage()
-        runtime = cast("TaskRuntime", SimpleNamespace(weight=1.0))
+        runtime = cast("TaskRuntime", SimpleNamespace(weight=1.0, max_groups=None))
         self.producer = Producer(
             gate=self.gate,
             pool=cast("WorkerPool", SimpleNamespace(active=["w0"], workers={})),

@@ -20,7 +20,7 @@ GROUP_KEYS = {"group_id", "task", "prompt", "samples"}
 BATCH_KEYS = {"batch_id", "step", "groups", "metrics"}
 FIGURES = {
     *("groups", "samples", "reward_mean", "reward_std", "response_length_mean", "response_length_min"),
-    *("response_length_max", "staleness", "mixed_versions"),
+    *("response_length_max", "staleness", "mixed_versions", "masked_tokens"),
 }
 METRICS_KEYS = FIGURES | {
     *("aborted", "continued", "redone", "failed", "settled", "wait_s", "pause_s", "tasks"),
