@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import virtual
-from bench.longtail import cases
+from bench.longtail import cases, run
+from bench.longtail.__main__ import chosen, points
 from bench.longtail.engine import TracedEngine
 from bench.longtail.ideal import ideal
-from bench.longtail.outcome import HandOver, outcome
+from bench.longtail.outcome import HandOver, Outcome, outcome
 from bench.longtail.trace import RECORDED, TOKEN_S, Trace, make_trace, recorded
 from rollout_svc.engines import Call
 
@@ -148,3 +149,63 @@ def test_figures_are_of_the_window_and_shares_of_everything() -> None:
     assert (found.use, found.rate, found.long, found.batches) == (0.5, 1.0, 2.0, 6)
     with pytest.raises(RuntimeError, match="5 batches"):
         outcome(trace, 8, moments, range(10), warm=2, dry_at_s=6.5, busy_s=100.0)
+
+
+# -- a cell --------------------------------------------------------------------------------------------------
+
+
+def _cell(strategy: str, waves: int, staleness: int) -> cases.Cell:
+    found = [cell for cell in cases.CELLS if (cell.waves, cell.staleness) == (waves, staleness)]
+    return next(cell for cell in found if cell.strategy.name == strategy)
+
+
+def test_a_cell_is_the_same_each_time_and_loses_nothing() -> None:
+    """Played twice, to the last digit; every prompt is trained once, where nothing is old enough to expire."""
+    cell, trace = _cell("disaggregated+partial", 8, 4), make_trace(5, prompts=320)
+    first, again = run.run_cell(cell, trace), run.run_cell(cell, trace)
+    assert first == again
+    assert first.long == 1.0
+
+
+def test_what_is_cut_by_updates_goes_on_before_what_waits() -> None:
+    """The service comes within a twentieth of a scheduler that is never cut: in use, in rate, in what is lost."""
+    cell, trace = _cell("disaggregated+partial", 8, 1), make_trace(1, prompts=480)
+    found = run.run_cell(cell, trace)
+    allowed = ideal(trace, cell.slots, cases.BATCH, cell.staleness, run.train_s(trace, cell))
+    assert found.use >= 0.95 * allowed.use
+    assert found.rate >= 0.95 * allowed.rate
+    assert found.kept >= 0.95 * allowed.kept
+
+
+def test_the_tail_batch_trains_every_prompt() -> None:
+    """Also those that expire without it: a slot for each sample of a batch, and one step of staleness."""
+    trace = make_trace(3, prompts=320)
+    without, found = (run.run_cell(_cell(name, 1, 1), trace) for name in ("async+partial", "async+partial+tail"))
+    assert without.long < 0.9
+    assert found.long == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_partial_that_is_made_again_costs_what_it_had() -> None:
+    """`async` keeps less of what it makes than `async+partial`, and nothing that is made is lost by `sync`."""
+    trace = make_trace(3, prompts=240)
+    names = ("async", "async+partial", "sync")
+    redone, partial, waited = (run.run_cell(_cell(name, 4, 2), trace).kept for name in names)
+    assert redone < partial <= waited == pytest.approx(1.0)
+
+
+def test_a_report_has_the_points_and_their_bounds() -> None:
+    """Of the last strategy use is bound by what is allowed, of the tail batch the share of long prompts is."""
+    cells = [_cell(strategy.name, 1, 1) for strategy in cases.STRATEGIES]
+    found = {cell: Outcome(use=0.6, rate=0.02, long=1.004, kept=1.0, batches=40) for cell in cells}
+    made = points(cells, found, {cells[-1]: Outcome(use=0.625, rate=0.02, long=1.0, kept=1.0, batches=40)})
+    assert len(made) == 15
+    assert {case for case, point in made.items() if point.bound is not None} == {
+        "use-disaggregated+partial-w1-s1",
+        "long-async+partial+tail-w1-s1",
+    }
+    assert made["use-disaggregated+partial-w1-s1"].ratio == pytest.approx(0.96)
+    assert made["long-async+partial+tail-w1-s1"].ratio == pytest.approx(0.996)
+    assert made["rate-async-w1-s1"].ratio == 1.0
+    assert chosen(["rate-async-w2-s4"]) == [_cell("sync", 2, 4), _cell("async", 2, 4)]
+    assert chosen(["use-async-w2-s4"]) == [_cell("async", 2, 4)]
+    assert len(chosen(None)) == 80
