@@ -18,6 +18,7 @@ from bench.longtail.cases import BATCH, TASK, Cell
 from bench.longtail.engine import TracedEngine, TracedTransport
 from bench.longtail.outcome import HandOver, Outcome, outcome, warm_up
 from bench.longtail.trace import TOKEN_S, Trace
+from rollout_svc.buffer.storage import Position
 from rollout_svc.errors import NotNow
 from rollout_svc.outside import Outside
 from rollout_svc.producer.sources import PushSource
