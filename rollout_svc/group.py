@@ -56,14 +56,17 @@ class Group:
         "account",
         "created_at",
         "cuts",
+        "filter_failures",
         "group_id",
         "hand_backs",
         "handed_back_at",
         "lane",
         "not_before",
+        "passed",
         "prompt",
         "ready_at",
         "reason",
+        "recorded",
         "samples",
     )
 
@@ -90,6 +93,9 @@ class Group:
         self.cuts = 0  # pauses that ended it before it was finished
         self.handed_back_at = now
         self.reason: str | None = None
+        self.recorded = False  # its trajectory is handed over
+        self.passed = False  # its filter kept it
+        self.filter_failures = 0
         self._ledger = ledger
         self._versions: frozenset[int | None] | None = None
         self.samples = tuple(

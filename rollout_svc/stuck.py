@@ -232,17 +232,26 @@ def _parked_at(standing: _Standing) -> Literal["gate", "tool"] | None:
     return "gate" if any(isinstance(link, FrameType) and link.f_code is at_gate for link in chain) else "tool"
 
 
-def oldest_samples(parts: Parts, count: int, among: Collection[str] | None = None) -> list[dict[str, Any]]:
+def oldest_samples(
+    parts: Parts, count: int, lanes: Iterable[Lane] = LANES, among: Collection[str] | None = None
+) -> list[dict[str, Any]]:
     """The samples that a task has had for longest; those that wait for their siblings come after all others.
 
     Args:
         parts: of the service.
         count: how many at most.
+        lanes: of these.
         among: ids of the groups to look at; None: all that are under way.
     """
+    wanted = frozenset(lanes)
     standings = heapq.nsmallest(
         count,
-        (found for found in _standings(parts) if among is None or _group_of(found.sample_id) in among),
+        (
+            found
+            for found in _standings(parts)
+            if (found.lane if found.group is None else found.group.lane) in {None, *wanted}
+            and (among is None or _group_of(found.sample_id) in among)
+        ),
         key=lambda found: (found.where == "waiting_for_siblings", found.taken_at),
     )
     now = asyncio.get_running_loop().time()

@@ -97,9 +97,10 @@ class Evaluation:
         return group
 
     def end(self, error: ServiceError) -> None:
-        """It cannot go on; the first reason counts."""
-        self.error = self.error or error
-        self.changed.set()
+        """It cannot go on, unless it is complete; the first reason counts."""
+        if not self.complete:
+            self.error = self.error or error
+            self.changed.set()
 
 
 def record_of(group: Group) -> bytes:

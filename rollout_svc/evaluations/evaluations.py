@@ -144,6 +144,7 @@ class Evaluations:
             timeout_s=timeout_s,
             runtimes=self._runtimes,
             refused=self._refused,
+            dialects=[worker.dialect for worker in self._pool.workers.values()],
         )
         if self._stopped is not None:
             raise self._stopped()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ from pydantic import ValidationError
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.configfile import problems_of
+from rollout_svc.engines import Dialect
+from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import BadRequest, NotFound, Problem
 from rollout_svc.producer.lines import PromptLine, check_line, read_line
 from rollout_svc.rollout.runtime import TaskRuntime
@@ -27,7 +29,7 @@ from rollout_svc.tokens import Refused
 __all__ = ["MAX_PROMPTS", "Request", "read_request"]
 
 MAX_PROMPTS: Final = 20_000
-"""Prompts of one evaluation: larger than the usual sets, and their answers still fit in one body."""
+"""Prompts of one evaluation: more than the usual sets have; all answers are held until the last is there."""
 _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 _SLICE: Final = 256  # lines checked between two turns of the loop: a few milliseconds
 _EXPERTS: Final = "return_routed_experts"  # the request key of SGLang and LMDeploy; vLLM has a switch of the engine's
@@ -59,6 +61,7 @@ async def read_request(
     timeout_s: float,
     runtimes: Mapping[str, TaskRuntime],
     refused: Refused,
+    dialects: Iterable[Dialect],
 ) -> Request:
     """Check what was asked for.
 
@@ -70,6 +73,7 @@ async def read_request(
         timeout_s: seconds for all of it.
         runtimes: the tasks there are.
         refused: kinds of content that cannot become tokens here.
+        dialects: those of the fleet, for what a router would drop without a word.
 
     Raises:
         NotFound: there is no such task.
@@ -83,12 +87,17 @@ async def read_request(
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise BadRequest.at("prompts", f"expected 1 to {MAX_PROMPTS} prompts, not {len(prompts)}")
     drawn = _laid_over(runtime.sampling, sampling or {})
+    for dialect in dialects:
+        if isinstance(dialect, RoutedSGLang) and (said := dialect.refuses(drawn)) is not None:
+            path, _, why = said.partition(":")
+            raise BadRequest.at(f"sampling.{path}", why.strip())
     lines = []
     for index, line in enumerate(prompts):
         lines.append(_line(line, index, refused))
         if index % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
-    return Request(replace(runtime, sampling=drawn), tuple(lines), version, timeout_s)
+    # Its tokens are of one version, whatever is cut: to make them again would cost and change nothing.
+    return Request(replace(runtime, sampling=drawn, partial=True), tuple(lines), version, timeout_s)
 
 
 def _laid_over(base: SamplingConfig, given: Mapping[str, Any]) -> SamplingConfig:

@@ -23,7 +23,15 @@ from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.config import Strategy, TrainerConfig
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.events import (
+    EventBus,
+    GroupAdmitted,
+    GroupFinished,
+    GroupSettled,
+    ProducerWaiting,
+    SampleFailed,
+    SourceSkips,
+)
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
@@ -111,6 +119,11 @@ class Producer:
         bus.subscribe(GroupSettled, self._settled)
 
     @property
+    def sources(self) -> Mapping[str, PromptSource]:
+        """Where prompts come from, by task."""
+        return self._sources
+
+    @property
     def exhausted(self) -> bool:
         """Whether no source will ever give another prompt."""
         return all(source.exhausted for source in self._sources.values())
@@ -172,8 +185,10 @@ class Producer:
     async def run(self) -> None:
         """Produce until cancelled."""
         try:
-            for source in self._sources.values():
+            for task, source in self._sources.items():
                 source.open(self._source_changed)
+                if source.skips:
+                    self._bus.emit(SourceSkips(task, source.skips))
             await self._produce()
         finally:
             for source in self._sources.values():
@@ -311,9 +326,7 @@ class Producer:
         decision = self._decide()
         if decision.action != "admit":
             return decision.action != "wait"
-        source = self._sources[task]
-        source.advance()
-        self._start(task, line, ids, failure, source.position)
+        self._start(task, line, ids, failure, self._sources[task].advance())
         return True
 
     def _without_prompts(self, obstacles: Collection[str]) -> bool:

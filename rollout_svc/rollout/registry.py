@@ -6,6 +6,8 @@ Invariants:
 - What a host has started goes back to that host, and touches neither the buffer nor its counts.
 - A run is here from its start until it closed and its last task ended; a task that outlives its run is a straggler,
   listed until it ends.
+- A task that lost its group while its lane is frozen is cancelled when the lane moves on: a frozen engine cannot drop
+  its request, which has to stay counted there.
 - When a lane opens, runs that were kept over the pause by a parked member launch their other members again.
 """
 
@@ -19,7 +21,7 @@ from typing import Any
 
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.events import ComponentDied, GroupFinished, GroupHandedBack
-from rollout_svc.gate import Lane
+from rollout_svc.gate import LANES, Lane
 from rollout_svc.group import Group, Settlement
 from rollout_svc.rollout.member import Host, Member, Tools
 from rollout_svc.rollout.run import GroupRun
@@ -47,6 +49,7 @@ class Rollouts:
         self._buffer = buffer
         self._runs: dict[str, GroupRun] = {}
         self._stragglers: dict[asyncio.Task[None], Straggler] = {}
+        self._frozen: dict[Lane, list[asyncio.Task[None]]] = {lane: [] for lane in LANES}
         self._listeners: list[Callable[[], None]] = []
         tools.gate.subscribe(self._gate_changed)
 
@@ -119,11 +122,14 @@ class Rollouts:
             run.rest()
 
     def _end(self, tasks: list[asyncio.Task[None]], started: dict[Any, Straggler], run: GroupRun) -> None:
-        current = asyncio.current_task()
+        current, lane = asyncio.current_task(), run.group.lane
         for task in tasks:
             if task is current or task.done():
                 continue
-            task.cancel()
+            if self._tools.gate.mode(lane) == "keep":
+                self._frozen[lane].append(task)
+            else:
+                task.cancel()
             self._stragglers[task] = started.get(task, Straggler(run.group.samples[0].sample_id, run.group.created_at))
             task.add_done_callback(lambda done: self._stragglers.pop(done, None))
 
@@ -186,6 +192,10 @@ class Rollouts:
             listener()
 
     def _gate_changed(self, lane: Lane) -> None:
+        if self._tools.gate.mode(lane) != "keep":
+            frozen, self._frozen[lane] = self._frozen[lane], []
+            for task in frozen:
+                task.cancel()
         if self._tools.gate.is_open(lane):
             for run in self.runs((lane,)):
                 run.launch()

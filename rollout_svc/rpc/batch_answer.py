@@ -71,7 +71,10 @@ class Figures(Record):
     groups: Natural
     samples: Natural
     reward_mean: float | None
+    """Before any filter: groups that were finished and dropped since the last batch count as well."""
     reward_std: float | None
+    reward_samples: Natural
+    """How many rewards these two are of."""
     response_length_mean: float | None
     response_length_min: Natural | None
     response_length_max: Natural | None

@@ -212,14 +212,13 @@ class RolloutClient:
 
         Args:
             task: whose agent, judger and sampling.
-            prompts: prompt lines, with the keys of a file's.
-            sampling: keys laid over the task's sampling, for this evaluation only.
+            prompts: prompt lines, as a file has them.
+            sampling: keys laid over the task's sampling.
             version: the weight version it is for; None: the fleet's when it begins.
             timeout_s: seconds for all of it.
 
         Raises:
-            Conflict: the fleet is at another version, or left it meanwhile (`version_changed`).
-            NotNow: the time is up; `detail` says how many were finished.
+            Conflict: `weight_version`, the fleet is at another, or `version_changed`, it left it meanwhile.
         """
         body: Json = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
         body |= _given(sampling=sampling, version=version)
