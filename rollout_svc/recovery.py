@@ -27,9 +27,10 @@ from rollout_svc.config import Config
 from rollout_svc.group import Group
 from rollout_svc.outside import Outside
 from rollout_svc.producer.sources import PushSource
+from rollout_svc.rollout.partials import Partials
 from rollout_svc.tasks import OnDeath
 
-__all__ = ["Restore", "open_storage", "recall"]
+__all__ = ["Restore", "keep_partials", "open_storage", "recall"]
 
 _SLICE: Final = 64  # groups made between two turns of the loop: some milliseconds
 
@@ -113,6 +114,13 @@ async def recall(
         parts.buffer.remember(batch_id, fate)
     parts.batches.recall()
     return _counted(found)
+
+
+def keep_partials(parts: Parts, interval_s: float) -> None:
+    """Have samples under way written down every `interval_s`, where there is a journal."""
+    if isinstance(parts.storage, Journal):
+        partials = Partials(rollouts=parts.rollouts, pool=parts.pool, storage=parts.storage, interval_s=interval_s)
+        parts.tasks.spawn("partials", partials.run(), critical=True)
 
 
 def _place_sources(found: Recovered, prepared: Prepared) -> None:

@@ -393,7 +393,7 @@ class Sample:
             engine_finish_reason=self.engine_finish_reason,
             segments=tuple(self.segments) if more is None else (*self.segments, more),
             reward=self.reward,
-            reward_parts=self.reward_parts,
+            reward_parts=self.reward_parts or None,
             packed=self.packed,
             length=self._length,
             spans=self._spans,

@@ -126,6 +126,14 @@ class ReplayBuffer:
         """Whether those have reached the bound: what is begun may finish, nothing new should be."""
         return self.max_bytes is not None and self.bytes >= self.max_bytes
 
+    def why_full(self, batch: int) -> str:
+        """The bytes, and where the bound is below a batch of so many groups what that would take, by their mean."""
+        told = f"buffer.max_bytes is {self.max_bytes}, finished groups take {self.bytes}"
+        finished = self.ready + sum(len(lease.groups) for lease in self._leases.values())
+        if self.max_bytes is None or batch * self.bytes <= self.max_bytes * finished:
+            return told
+        return f"{told}; a batch of {batch} groups would take about {batch * self.bytes // finished}"
+
     # -- ready -----------------------------------------------------------------------------------------------
 
     @property

@@ -248,6 +248,7 @@ def beside(target: Path) -> Iterator[Path]:
     made = target.with_name(f".{target.name}.partial")
     _forget(made)  # of a process that was killed
     try:
+        made.touch()  # SQLite would not say why it cannot
         yield made
         _sync(made)
         made.replace(target)

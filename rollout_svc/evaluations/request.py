@@ -96,7 +96,8 @@ async def read_request(
         lines.append(_line(line, index, refused))
         if index % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
-    return Request(replace(runtime, sampling=drawn), tuple(lines), version, timeout_s)
+    # Its tokens are of one version, whatever is cut: to make them again would cost and change nothing.
+    return Request(replace(runtime, sampling=drawn, partial=True), tuple(lines), version, timeout_s)
 
 
 def _laid_over(base: SamplingConfig, given: Mapping[str, Any]) -> SamplingConfig:

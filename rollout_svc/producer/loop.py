@@ -425,8 +425,9 @@ class Producer:
                     self._bus.emit(ProducerWaiting(reason, self._caution.reason))
                 self._warned = True
             elif reason == "buffer_full":
-                held, most = self._buffer.bytes, self._buffer.max_bytes
-                self._bus.emit(ProducerWaiting(reason, f"{held} bytes of finished groups; buffer.max_bytes is {most}"))
+                self._bus.emit(
+                    ProducerWaiting(reason, self._buffer.why_full(0 if self.rule is None else self.rule.batch))
+                )
             elif reason in _TOLD:
                 states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
                 self._bus.emit(ProducerWaiting(reason, states or "no workers"))

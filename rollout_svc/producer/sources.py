@@ -53,6 +53,9 @@ class PromptSource(Protocol):
     def position(self) -> Position:
         """Where it stands: what is to be restored for the next line to be the same again."""
 
+    def restore(self, position: Position) -> None:
+        """Go on after a position, of another process's source of the same configuration; before `open`."""
+
     def as_json(self) -> dict[str, Any]:
         """What status says of it: `used`, `epoch`, `exhausted`, `known_ids`."""
 

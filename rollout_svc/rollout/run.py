@@ -94,7 +94,7 @@ class GroupRun:
         self.closed = True
         self.group.hand_back(not_before)
         self.group.cuts += not self._open
-        self._keep(sample for sample in self.group.samples if sample.status is _S.ABORTED)
+        self._tools.storage.handed_back(self.group)
         tasks = self._let_go()
         self._owner.run_closed(self, reason)
         return tasks

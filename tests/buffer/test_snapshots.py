@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -165,14 +166,22 @@ def test_a_copy_that_is_ended_leaves_what_was_there(kept: Kept, tmp_path: Path) 
 
 
 def test_a_full_disk_leaves_what_was_there(kept: Kept, tmp_path: Path) -> None:
-    """Where the copy does not fit the older snapshot stays, and the journal goes on."""
+    """Where the copy does not fit the older snapshot stays, nothing else does, and the journal goes on."""
     target = tmp_path / "snapshot.db"
     kept.snapshot(target, 3)
     before = digest(target)
-    with pytest.raises((OSError, sqlite3.Error)):
-        write_snapshot(kept.connection, Path("/dev/full/snapshot.db"), 4, lambda: None)
+    kept.write(notes.Pushed("t", tuple((f"q{number}", b"x" * 20_000) for number in range(100))))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises((OSError, sqlite3.Error)):
+            kept.snapshot(target, 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert digest(target) == before
+    assert not any("partial" in name for name in names(tmp_path))
     kept.consume(0)
+    kept.snapshot(target, 4)
 
 
 # -- going on from it --------------------------------------------------------------------------------------------------

@@ -254,8 +254,22 @@ async def test_a_caller_that_leaves_ends_it() -> None:
         assert evaluating.cancelled()
         assert ledger(made) == {"admitted": 3, "expired": 3}
         await engine.wait_idle()
-        assert len(engine.aborts) == 3
+        await engine.wait_aborts(3)
         assert not made.parts.evaluations._of_group
+
+
+async def test_its_end_is_not_cut_short() -> None:
+    """Cancelled again while it ends, it still leaves nothing: no group, no request, no task."""  # P14
+    async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
+        evaluating = made.start(made.evaluate(4))
+        await engine.wait_running(4)
+        while not evaluating.done():
+            evaluating.cancel()
+            await asyncio.sleep(0)
+        assert evaluating.cancelled()
+        await made.until(lambda: not made.parts.evaluations._open)
+        assert ledger(made) == {"admitted": 4, "expired": 4}
+        await engine.wait_idle()
 
 
 async def test_a_dead_component_ends_it() -> None:
@@ -318,6 +332,29 @@ async def test_frozen_it_stands_still_and_goes_on() -> None:
         engine.release(tokens=[1])
         assert len(await evaluating) == 1
         assert len(engine.requests) == 2
+
+
+async def test_it_goes_on_from_its_tokens_whatever_training_does() -> None:
+    """A task whose training begins again after a cut: its evaluation does not, and training still does."""  # P6
+    task = {
+        "name": TASK,
+        "prompts": {"push": True},
+        "agent": {"name": "single_turn"},
+        "judger": {"path": "tests.support.judges:Judge"},
+        "sampling": {"max_tokens": 16},
+        "partial_rollout": False,
+    }
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1, tasks=[task]) as made:
+        evaluating = made.start(made.evaluate(1))
+        await engine.wait_running(2)
+        engine.tokens_so_far = 3
+        await made.pause(2.0)
+        await made.resume()
+        await engine.wait_requests(4)
+        again = {call.prompt_ids[3]: len(call.prompt_ids) for call in engine.requests[2:]}
+        assert again == {0: 4, 90: 7}
+        engine.release(tokens=[1])
+        assert len(await evaluating) == 1
 
 
 async def test_its_judge_observes_a_pause() -> None:

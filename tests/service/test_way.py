@@ -24,7 +24,7 @@ FIGURES = {
     *("response_length_max", "staleness", "mixed_versions", "masked_tokens"),
 }
 METRICS_KEYS = FIGURES | {
-    *("aborted", "continued", "redone", "failed", "settled", "wait_s", "pause_s", "tasks"),
+    *("aborted", "continued", "redone", "failed", "settled", "wait_s", "pause_s", "tasks", "max_token_staleness"),
 }
 STATUS_KEYS = {
     *("state", "ticket", "weight_version", "lanes", "workers", "buffer", "ledger", "plan", "rss_bytes"),

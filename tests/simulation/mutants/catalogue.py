@@ -280,7 +280,7 @@ _ALL: Final = (
     _mutant(
         "pause_ends_every_lane",
         "a pause of one lane cancels what the other runs",
-        "P15",
+        "P15 P9",
         ("pause.climb", "worker.in_lanes(self.lanes)", "list(worker.calls.values())"),
     ),
     _mutant(
