@@ -43,6 +43,8 @@ MOMENTS: Final = {
 """When it is killed, and how often in comparison."""
 _WITHIN_S: Final = {"take": 0.03, "ack": 0.006, "push": 0.008, "pause": 0.02, "resume": 0.01, "checkpoint": 0.04}
 """The kill comes so long after the call, at most: about as long as the call takes."""
+_ANSWERED: Final = 0.3  # share of the calls that are answered first, so that the kill comes right after
+_ANSWERED_S: Final = 5.0
 _WORK_S: Final = (0.05, 0.5)
 _LINES: Final = 40
 _PASSES: Final = 6
@@ -124,7 +126,8 @@ class _Chapter:
         call = await self._call_of(moment)
         if call is not None:
             under_way = asyncio.ensure_future(call())
-            await asyncio.wait({under_way}, timeout=self.rng.uniform(0.0, _WITHIN_S[moment]))
+            late_s = _ANSWERED_S if self.rng.random() < _ANSWERED else self.rng.uniform(0.0, _WITHIN_S[moment])
+            await asyncio.wait({under_way}, timeout=late_s)
             self.tally.unanswered[moment] += not under_way.done()
             await self.site.kill()
             with contextlib.suppress(Unreachable, NotNow):
