@@ -207,4 +207,5 @@ def _config(workers: list[dict[str, Any]], trainer: dict[str, Any], max_tokens: 
             }
         ],
         "trainer": trainer,
+        "producer": {"strategy": "disaggregated"},  # full at any time, whether the trainer takes or not
     }

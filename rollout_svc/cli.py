@@ -122,9 +122,14 @@ def _preflight(config: Config, plan: Plan, *, as_json: bool) -> int:
 
 
 def _show_dry_run(config: Config, plan: Plan) -> None:
+    from rollout_svc.producer.schedule import first_window  # noqa: PLC0415 - as above
+
     typer.echo(dump_config(config).rstrip())
     typer.echo("\n# concurrency plan")
     _show_plan(plan)
+    typer.echo("\n# schedule, at the start")
+    for key, value in first_window(config, plan).items():
+        typer.echo(f"{key + ':':12} {value}")
 
 
 @app.command()

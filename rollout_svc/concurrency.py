@@ -10,8 +10,9 @@ from random import Random
 from typing import Any
 
 from rollout_svc.assembly import Parts, make_worker
-from rollout_svc.config import TrainerConfig, WorkerConfig, address_of
-from rollout_svc.errors import Conflict, NotFound
+from rollout_svc.config import Config, TrainerConfig, WorkerConfig, address_of
+from rollout_svc.errors import ConfigError, Conflict, NotFound
+from rollout_svc.feasible import infeasible, partials_usable, remarks
 from rollout_svc.launching import LaunchFailed
 from rollout_svc.limits import raise_open_file_limit
 from rollout_svc.plan import Plan, batch_of, make_plan
@@ -23,8 +24,9 @@ __all__ = ["Concurrency"]
 class Concurrency:
     """Owns the trainer's settings, limits set by hand, and the fleet's membership."""
 
-    def __init__(self, *, parts: Parts, trainer: TrainerConfig, plan: Plan, rng: Random) -> None:
-        self.trainer = trainer
+    def __init__(self, *, parts: Parts, config: Config, plan: Plan, rng: Random) -> None:
+        self.trainer = config.trainer
+        self._config = config
         self.plan = plan
         self._limits: dict[str, int] = {}
         self._parts = parts
@@ -36,14 +38,18 @@ class Concurrency:
 
         Raises:
             ValidationError: a value is out of bounds (pydantic); nothing has changed.
-            ConfigError: the plan is impossible; nothing has changed.
+            ConfigError: the plan is impossible, or settings do not go together; nothing has changed.
         """
         merged = TrainerConfig.model_validate(self.trainer.model_dump() | dict(trainer))
-        plan = make_plan(merged, self._max_batches(merged), self._limits | dict(limits))
+        problems = infeasible(merged, self._config.producer, self._config.tasks)
+        if problems:
+            raise ConfigError(problems)
+        plan = self._plan(merged, self._max_batches(merged), self._limits | dict(limits))
         raise_open_file_limit(plan)
         self.trainer = merged
         self._limits |= limits
         self._parts.batches.max_staleness = merged.max_staleness
+        self._parts.batches.max_token_staleness = merged.max_token_staleness
         self._follow(plan)
         return plan
 
@@ -64,7 +70,7 @@ class Concurrency:
         worker_id = f"w{self._next_worker}"
         batch = batch_of(config.max_batch, len(config.behind), self.trainer)
         batches = self._max_batches(self.trainer) | {worker_id: batch}
-        raise_open_file_limit(make_plan(self.trainer, batches, self._limits))
+        raise_open_file_limit(self._plan(self.trainer, batches, self._limits))
         self._next_worker += 1
         worker = make_worker(worker_id, config, url, pool, self._rng)
         pool.add(worker)
@@ -93,7 +99,11 @@ class Concurrency:
 
     def replan(self) -> None:
         """Follow the plan of the fleet as it is now."""
-        self._follow(make_plan(self.trainer, self._max_batches(self.trainer), self._limits))
+        self._follow(self._plan(self.trainer, self._max_batches(self.trainer), self._limits))
+
+    def _plan(self, trainer: TrainerConfig, batches: Mapping[str, int | None], limits: Mapping[str, int]) -> Plan:
+        notes = remarks(trainer, self._config.producer.strategy, self._config.tasks)
+        return make_plan(trainer, batches, limits, notes=notes)
 
     def _max_batches(self, trainer: TrainerConfig) -> dict[str, int | None]:
         workers = (w for w in self._parts.pool.workers.values() if w.state is not WorkerState.DRAINING)
@@ -103,5 +113,6 @@ class Concurrency:
         self.plan = plan
         for worker in self._parts.pool.workers.values():
             worker.limit = plan.limit_of(worker.worker_id)
-        self._parts.producer.set_plan(plan, self.trainer.prompt_repeat_k)
+        self._parts.rollouts.partials_usable = partials_usable(self.trainer, self._config.producer.strategy)
+        self._parts.producer.follow(plan, self.trainer)
         self._parts.pool.fleet_changed()

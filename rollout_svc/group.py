@@ -10,7 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final, Literal
 
 import orjson
@@ -54,14 +55,18 @@ class Group:
         "_versions",
         "account",
         "created_at",
+        "cuts",
+        "filter_failures",
         "group_id",
         "hand_backs",
         "handed_back_at",
         "lane",
         "not_before",
+        "passed",
         "prompt",
         "ready_at",
         "reason",
+        "recorded",
         "samples",
     )
 
@@ -85,8 +90,12 @@ class Group:
         self.ready_at: float | None = None
         self.not_before = 0.0
         self.hand_backs = 0
+        self.cuts = 0  # pauses that ended it before it was finished
         self.handed_back_at = now
         self.reason: str | None = None
+        self.recorded = False  # its trajectory is handed over
+        self.passed = False  # its filter kept it
+        self.filter_failures = 0
         self._ledger = ledger
         self._versions: frozenset[int | None] | None = None
         self.samples = tuple(
@@ -100,7 +109,7 @@ class Group:
             )
             for index in range(size)
         )
-        ledger.admit(size)
+        ledger.admit(size, prompt.task)
 
     def __repr__(self) -> str:
         return f"<Group {self.group_id} {self.account} {[str(sample.status) for sample in self.samples]}>"
@@ -134,13 +143,27 @@ class Group:
             return self._versions
         return frozenset(span.version for sample in self.samples for span in sample.weight_versions)
 
-    def encoded(self) -> bytes:
+    @property
+    def oldest(self) -> float:
+        """The oldest weight version of its tokens: -inf where one is unknown, inf where it has none."""
+        versions = self.versions()
+        return -inf if None in versions else min((v for v in versions if v is not None), default=inf)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the members' encoded records."""
+        return sum(len(sample.packed) for sample in self.samples if sample.packed is not None)
+
+    def encoded(self, record: Callable[[Sample, bytes], bytes] = lambda _, packed: packed) -> bytes:
         """The group's record in a batch, JSON; every member is COMPLETED.
+
+        Args:
+            record: gives a member's record as it is to be sent, where that is not as it is kept.
 
         Raises:
             IllegalTransition: a member is not.
         """
-        members = [sample.packed for sample in self.samples if sample.packed is not None]
+        members = [record(sample, sample.packed) for sample in self.samples if sample.packed is not None]
         if len(members) != len(self.samples):
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         head = {"group_id": self.group_id, "task": self.prompt.task, "prompt": self.prompt.as_json()}
@@ -202,12 +225,13 @@ class Group:
             sample.transition(sample.attempt, status, reason=reason if own else "sibling_failed")
             sample.revoke()
 
-    def recall(self, samples: Sequence[SampleState], hand_backs: int, *, ready: bool, now: float) -> None:
+    def recall(self, samples: Sequence[SampleState], hand_backs: int, cuts: int, *, ready: bool, now: float) -> None:
         """Be what was noted in an earlier life: queued -> ready, or aborted, with each member as it was.
 
         Args:
             samples: of each member, none of them under way.
             hand_backs: how often it had come back unfinished.
+            cuts: how many pauses had ended it.
             ready: every member is COMPLETED, and it was put.
             now: monotonic seconds.
 
@@ -221,8 +245,8 @@ class Group:
         if ready and not self.complete:
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         self.account = "ready" if ready else "aborted"
-        self._ledger.move_group("queued", self.account)
-        self.hand_backs = hand_backs
+        self._ledger.move_group("queued", self.account, self.prompt.task)
+        self.hand_backs, self.cuts = hand_backs, cuts
         if ready:
             self.ready_at, self._versions = now, self.versions()
 
@@ -230,5 +254,5 @@ class Group:
         """Change the account, before anything else changes: an illegal move changes nothing."""
         if to not in _MOVES.get(self.account, frozenset()) or source not in (None, self.account):
             raise IllegalTransition(f"{self.group_id}: {self.account} -> {to}")
-        self._ledger.move_group(self.account, to)
+        self._ledger.move_group(self.account, to, self.prompt.task)
         self.account = to

@@ -83,6 +83,8 @@ def make_plan(
     trainer: TrainerConfig,
     max_batches: Mapping[str, int | None] | Sequence[int | None],
     limits: Mapping[str, int] | None = None,
+    *,
+    notes: tuple[str, ...] = (),
 ) -> Plan:
     """Make the plan for a fleet.
 
@@ -91,6 +93,7 @@ def make_plan(
         max_batches: Requests each worker runs at once, by worker id or in order (ids are then `0`, `1`, …);
             null: `trainer.max_batch_per_worker`.
         limits: Limits set by hand, by worker id; they hold as they are, even below what is required.
+        notes: What else was adjusted, said with the plan's own warnings.
 
     Raises:
         ConfigError: If the settings ask for an impossible number of requests, or a limit names no worker.
@@ -103,11 +106,11 @@ def make_plan(
     max_groups = ceil(trainer.train_batch_size * over) * (1 + trainer.max_staleness)
     if not sizes:
         warning = "no workers: nothing is started until one is added"
-        return Plan(0, 0, 0, trainer.allow_over_concurrency_ratio, max_groups, (warning,))
+        return Plan(0, 0, 0, trainer.allow_over_concurrency_ratio, max_groups, (*notes, warning))
     required = _required(trainer, len(sizes))
     ratio = trainer.allow_over_concurrency_ratio
     allowed = {name: ceil(size * _exact(ratio)) for name, size in sizes.items()}
-    warnings: list[str] = []
+    warnings: list[str] = [*notes]
     short = [name for name in sizes if name not in limits and allowed[name] < required]
     if short:
         smallest = min(short, key=sizes.__getitem__)

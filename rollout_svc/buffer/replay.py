@@ -5,12 +5,14 @@ Invariants:
 - A group is in at most one of: unfinished, ready, a lease. Each move is one synchronous step.
 - A lease ends exactly once: by its ack (consumed for good) or by time (its groups are ready again, in front).
 - Order is first in, first out; what comes back goes to the front, so that old work is finished first.
+- An unfinished group that is set aside is still unfinished, and goes on only when it is asked for by name.
+- The bytes of finished groups, ready and leased, are counted exactly; nothing is ever put out to make room.
 - The clock is passed in.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,9 +38,19 @@ class Lease:
 class ReplayBuffer:
     """All groups that no task owns and that are not settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """Make an empty buffer.
+
+        Args:
+            max_bytes: bytes of finished groups at which it is `full`; None: it never is.
+        """
+        self.max_bytes = max_bytes
+        self.ready_bytes = 0
+        self.leased_bytes = 0
         self._unfinished: OrderedDict[str, Group] = OrderedDict()
+        self._aside: set[str] = set()
         self._ready: OrderedDict[str, Group] = OrderedDict()
+        self._oldest: Counter[float] = Counter()  # of the ready groups, how many have this as their oldest version
         self._leases: dict[str, Lease] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._listeners: list[Callable[[], None]] = []
@@ -74,18 +86,53 @@ class ReplayBuffer:
     def next_unfinished(self, now: float) -> Group | None:
         """Take out the oldest group whose time has come; None when there is none."""
         for group_id, group in self._unfinished.items():
-            if group.not_before <= now:
+            if group.not_before <= now and group_id not in self._aside:
                 del self._unfinished[group_id]
                 return group
         return None
 
+    def set_aside(self, group: Group) -> None:
+        """Keep a group that was taken out, until it is asked for by name; tells nobody."""
+        self._unfinished[group.group_id] = group
+        self._aside.add(group.group_id)
+
+    def take_out(self, group: Group) -> None:
+        """Take this unfinished group out, also one that was set aside; whoever settles it calls `changed`."""
+        del self._unfinished[group.group_id]
+        self._aside.discard(group.group_id)
+
+    def _in_line(self) -> Iterator[Group]:
+        if not self._aside:
+            return iter(self._unfinished.values())
+        return (group for group_id, group in self._unfinished.items() if group_id not in self._aside)
+
     def due(self, now: float) -> bool:
         """Whether an unfinished group may go on; asked before every start, so it stops at the first it finds."""
-        return any(group.not_before <= now for group in self._unfinished.values())
+        return any(group.not_before <= now for group in self._in_line())
 
     def earliest(self) -> float | None:
         """When the next unfinished group may go on; None when there is none."""
-        return min((group.not_before for group in self._unfinished.values()), default=None)
+        return min((group.not_before for group in self._in_line()), default=None)
+
+    # -- bytes -----------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the encoded samples of finished groups."""
+        return self.ready_bytes + self.leased_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether those have reached the bound: what is begun may finish, nothing new should be."""
+        return self.max_bytes is not None and self.bytes >= self.max_bytes
+
+    def why_full(self, batch: int) -> str:
+        """The bytes, and where the bound is below a batch of so many groups what that would take, by their mean."""
+        told = f"buffer.max_bytes is {self.max_bytes}, finished groups take {self.bytes}"
+        finished = self.ready + sum(len(lease.groups) for lease in self._leases.values())
+        if self.max_bytes is None or batch * self.bytes <= self.max_bytes * finished:
+            return told
+        return f"{told}; a batch of {batch} groups would take about {batch * self.bytes // finished}"
 
     # -- ready -----------------------------------------------------------------------------------------------
 
@@ -98,14 +145,30 @@ class ReplayBuffer:
         """Those groups, oldest first."""
         return iter(tuple(self._ready.values()))
 
+    def ready_since(self, version: float) -> int:
+        """How many of them have no token older than this version, nor one of an unknown version."""
+        return sum(count for oldest, count in self._oldest.items() if oldest >= version)
+
     def put_ready(self, group: Group) -> None:
         """Keep a finished group."""
-        self._ready[group.group_id] = group
+        self._enter(group)
         self.changed()
 
     def drop_ready(self, group: Group) -> None:
         """Take a finished group out; the caller settles it, then calls `changed`."""
+        self._leave(group)
+
+    def _enter(self, group: Group) -> None:
+        self._ready[group.group_id] = group
+        self._oldest[group.oldest] += 1
+        self.ready_bytes += group.payload_bytes
+
+    def _leave(self, group: Group) -> None:
         del self._ready[group.group_id]
+        self.ready_bytes -= group.payload_bytes
+        self._oldest[group.oldest] -= 1
+        if not self._oldest[group.oldest]:
+            del self._oldest[group.oldest]
 
     # -- leases ----------------------------------------------------------------------------------------------
 
@@ -124,8 +187,9 @@ class ReplayBuffer:
     ) -> Lease:
         """Lend ready groups as one batch, with its figures."""
         for group in groups:
-            del self._ready[group.group_id]
+            self._leave(group)
             group.lease()
+            self.leased_bytes += group.payload_bytes
         lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at, metrics or {})
         return lease
 
@@ -139,6 +203,7 @@ class ReplayBuffer:
         if lease is None:
             return None
         for group in lease.groups:
+            self.leased_bytes -= group.payload_bytes
             group.settle("consumed")
         self.remember(batch_id, "acknowledged")
         self.changed()
@@ -151,7 +216,8 @@ class ReplayBuffer:
             del self._leases[lease.batch_id]
             for group in reversed(lease.groups):
                 group.unlease()
-                self._ready[group.group_id] = group
+                self.leased_bytes -= group.payload_bytes
+                self._enter(group)
                 self._ready.move_to_end(group.group_id, last=False)
             self.remember(lease.batch_id, "expired")
         if expired:

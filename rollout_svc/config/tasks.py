@@ -143,8 +143,9 @@ class TaskConfig(Settings):
     """How tokens are drawn."""
     weight: float = Field(1.0, gt=0)
     """Share of this task in a batch, relative to the others' weights."""
-    partial_rollout: bool = True
-    """An aborted sample goes on from the tokens it has; false: it is made again from its prompt."""
+    partial_rollout: bool | None = None
+    """An aborted sample goes on from the tokens it has; false: it is made again from its prompt; null: it goes on
+    wherever those tokens can still be used."""
     filter: FilterConfig | None = None
     """What may drop a finished group; null: nothing does."""
     max_groups: Count | None = None

@@ -4,6 +4,7 @@ Invariants:
 
 - Deciding and starting are one step without an await: nothing is started after the gate closed.
 - It never waits for a source: one that has nothing now says when it has, and holds up nobody.
+- What to start is decided from counts alone (`schedule`); what cannot be handed over any more is not gone on with.
 - A prompt is used up in the same step that admits it; a loop that is stopped anywhere loses none.
 - Whatever could change the decision calls `wake`; what rests, groups or new prompts, sets the one timer there is.
 - While nothing can be started the loop says why, once per reason.
@@ -13,23 +14,36 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
+from rollout_svc.config import Strategy, TrainerConfig
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.events import (
+    EventBus,
+    GroupAdmitted,
+    GroupFinished,
+    GroupSettled,
+    ProducerWaiting,
+    SampleFailed,
+    SourceSkips,
+)
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
-from rollout_svc.producer.caution import Caution
+from rollout_svc.producer.caution import Cautions
+from rollout_svc.producer.expiry import EarlyCancel
 from rollout_svc.producer.lines import PromptLine
+from rollout_svc.producer.mixture import Mixture, Share
 from rollout_svc.producer.returned import returned_first
-from rollout_svc.producer.schedule import Counts, Decision, decide, next_task
+from rollout_svc.producer.schedule import Counts, Decision, Demand, Rule, admittable, decide, make_rule
 from rollout_svc.producer.sources import PromptSource
+from rollout_svc.producer.tail import Tail
 from rollout_svc.prompt import Prompt
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime
@@ -41,6 +55,9 @@ from rollout_svc.workers.pool import WorkerPool
 __all__ = ["Producer"]
 
 _SLICE: Final = 8  # groups started between two yields, so that opening connections never holds the loop for long
+
+_TOLD: Final = frozenset({"no_worker", "no_prompts"})
+"""Reasons to wait that are told as events: the others come and go with every batch."""
 
 
 class Producer:
@@ -61,13 +78,14 @@ class Producer:
         settling: Settling,
         runtimes: Mapping[str, TaskRuntime],
         sources: Mapping[str, PromptSource],
-        group_size: int,
+        strategy: Strategy,
+        tail: Tail,
         new_id: Callable[[], str],
     ) -> None:
-        self.plan: Plan | None = None
-        self.doomed: Callable[[], bool] = lambda: False
+        self.rule: Rule | None = None
+        self.demand: Callable[[], Demand] = lambda: Demand(0, 0)
+        self.tail = tail
         self.waiting = ""
-        self.admitted: dict[str, int] = dict.fromkeys(runtimes, 0)
         self._gate = gate
         self._pool = pool
         self._rollouts = rollouts
@@ -80,25 +98,69 @@ class Producer:
         self._settling = settling
         self._runtimes = runtimes
         self._sources = sources
-        self._group_size = group_size
+        self._strategy: Strategy = strategy
+        self._group_size = 1
+        self._early = EarlyCancel(
+            gate=gate, rollouts=rollouts, buffer=buffer, settling=settling, tail=tail, runtimes=runtimes
+        )
         self._new_id = new_id
         self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._caution = Caution()
+        self._caution = Cautions(runtimes)
+        self.mixture = Mixture(
+            shares={name: Share(runtime.weight, runtime.max_groups) for name, runtime in runtimes.items()},
+            ledger=ledger,
+            feeding=self,
+        )
+        tail.barred = self.mixture.at_limit
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
+
+    @property
+    def sources(self) -> Mapping[str, PromptSource]:
+        """Where prompts come from, by task."""
+        return self._sources
 
     @property
     def exhausted(self) -> bool:
         """Whether no source will ever give another prompt."""
         return all(source.exhausted for source in self._sources.values())
 
-    def set_plan(self, plan: Plan, group_size: int) -> None:
+    # -- what the mix has to know ----------------------------------------------------------------------------
+
+    @property
+    def flowing(self) -> bool:
+        """Whether groups under way go on: a lane that is open, and a worker in traffic."""
+        return self._gate.is_open("train") and bool(self._pool.active)
+
+    def admittable(self) -> int:
+        """Groups that could be admitted now, were there prompts: requests that have to end first are no obstacle."""
+        return 0 if self.rule is None else admittable(self.counts(self.rule), self.rule)
+
+    def held_back(self, task: str) -> int:
+        """Groups of this task that wait in the tail: nobody can wait for them."""
+        return self.tail.held_back(task)
+
+    def obstacle(self, task: str) -> str:
+        """Why no prompt of this task can be admitted now, whatever room there is; empty: one can."""
+        source = self._sources[task]
+        try:
+            line = source.peek()
+        except Exception:  # noqa: BLE001 - the loop meets it too, and ends of it
+            return "failed"
+        if line is None:
+            return "exhausted" if source.exhausted else "no_prompts"
+        resting = self._caution.rests(task, asyncio.get_running_loop().time())
+        return "every_group_fails" if resting else ""
+
+    # -- producing -------------------------------------------------------------------------------------------
+
+    def follow(self, plan: Plan, trainer: TrainerConfig) -> None:
         """Follow another plan from now on; groups under way keep their size."""
-        self.plan = plan
-        self._group_size = group_size
+        self.rule = make_rule(self._strategy, trainer, required=plan.required, max_groups=plan.max_groups)
+        self._group_size = trainer.prompt_repeat_k
         self.wake()
 
     def return_first(self, prompts: Iterable[Prompt]) -> None:
@@ -111,7 +173,7 @@ class Producer:
 
     def room(self) -> None:
         """A generation ended: look again if that brought the fleet below its target; asked once per sample."""
-        if self.plan is not None and self._rollouts.generating < self.plan.required * self._active_workers:
+        if self.rule is not None and self._rollouts.generating < self.rule.required * self._active_workers:
             self._wake.set()
 
     def close(self) -> None:
@@ -123,8 +185,10 @@ class Producer:
     async def run(self) -> None:
         """Produce until cancelled."""
         try:
-            for source in self._sources.values():
+            for task, source in self._sources.items():
                 source.open(self._source_changed)
+                if source.skips:
+                    self._bus.emit(SourceSkips(task, source.skips))
             await self._produce()
         finally:
             for source in self._sources.values():
@@ -135,6 +199,8 @@ class Producer:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self.rule is not None:
+                await self._early.sweep(self.demand(), self.rule.max_staleness)
             started = 0
             while await self._step():
                 started += 1
@@ -142,46 +208,113 @@ class Producer:
                     await asyncio.sleep(0)
             self._rest()
 
-    def _decide(self) -> Decision:
-        plan = self.plan
-        if plan is None:
-            return Decision("wait", "no_worker")
+    def counts(self, rule: Rule) -> Counts:
+        """What is the case now."""
         now = asyncio.get_running_loop().time()
+        ledger, demand, tail = self._ledger, self.demand(), self.tail
         self._active_workers = len(self._pool.active)
-        counts = Counts(
+        fresh = self._buffer.ready_since(demand.next_step - rule.max_staleness)
+        under_way = ledger.groups("queued") + ledger.groups("in_flight") + ledger.groups("aborted")
+        return Counts(
             gate_open=self._gate.is_open("train"),
             active_workers=self._active_workers,
             generating=self._rollouts.generating,
-            unsettled_groups=self._ledger.unsettled_groups,
+            unsettled_groups=ledger.unsettled_groups,
             continuable=int(self._buffer.due(now)),
+            demand=demand,
+            out=under_way - tail.waiting_groups + fresh,
+            ready=fresh,
+            tail=tail.counts,
             resting=self._caution.resting(now),
-            doomed=self.doomed(),
+            buffer_full=self._buffer.full,
         )
-        return decide(counts, required=plan.required, max_groups=plan.max_groups)
+
+    def describe(self) -> dict[str, Any] | None:
+        """What may be out, what is, and what waits in the tail."""
+        rule = self.rule
+        if rule is None:
+            return None
+        counts, demand = self.counts(rule), self.demand()
+        return {
+            "strategy": rule.strategy,
+            "next_step": demand.next_step,
+            "window": max(0, rule.room(demand)),
+            "limit": rule.limit(demand),
+            "out": counts.out,
+            "tail": {"gathered": counts.tail.gathered, "left": counts.tail.left, "round": counts.tail.on},
+        }
+
+    def _decide(self) -> Decision:
+        rule = self.rule
+        if rule is None:
+            return Decision("wait", "no_worker")
+        counts = self.counts(rule)
+        if rule.strategy == "async" and counts.ready >= (needed := rule.needed(counts.demand)):
+            counts = replace(counts, lacking=bool(self.mixture.missing(needed)))
+        return decide(counts, rule)
 
     async def _step(self) -> bool:
         """Start one group; returns whether there may be more to start."""
         decision = self._decide()
         if decision.action == "continue":
-            group = self._buffer.next_unfinished(asyncio.get_running_loop().time())
-            if group is not None:
-                self._rollouts.start(group, self._runtimes[group.prompt.task])
+            self._continue()
             return True
+        if decision.action == "tail":
+            return self._follow_tail()
         if decision.action == "wait":
             self._say(decision.reason)
             return False
         return await self._admit()
 
+    def _continue(self) -> None:
+        """Go on with the oldest unfinished group, unless it has to expire, or belongs in the tail."""
+        group = self._buffer.next_unfinished(asyncio.get_running_loop().time())
+        if group is None:
+            return
+        if self.tail.wants(group):
+            self._buffer.set_aside(group)
+            self.tail.keep(group)
+        elif not self._expires(group):
+            self._run(group)
+
+    def _expires(self, group: Group) -> bool:
+        """End a group that is in nobody's hands if no step can take it any more."""
+        rule = self.rule
+        reason = None if rule is None else self._early.doomed(group, self.demand().next_step, rule.max_staleness)
+        if reason is not None:
+            self._settling.settle(group, "expired", reason)
+            self._buffer.changed()
+        return reason is not None
+
+    def _follow_tail(self) -> bool:
+        """Begin a round of the tail, or start the next of the one that is on; returns whether there was anything."""
+        entry = self.tail.peek()
+        if entry is None:
+            self.tail.begin()
+            return self.tail.peek() is not None
+        if isinstance(entry, Group):
+            self._buffer.take_out(entry)
+            if self._expires(entry):
+                self.tail.drop(entry)
+            else:
+                self.tail.started(entry)
+                self._run(entry)
+            return True
+        if self.mixture.at_limit(entry.task):
+            self.tail.defer()
+            return True
+        group = self._enter(entry, None)
+        self.tail.started(group)
+        self._run(group)
+        return True
+
     async def _admit(self) -> bool:
         """Encode a prompt, then decide again: what was awaited may have changed everything."""
         lines = {name: line for name, source in self._sources.items() if (line := source.peek()) is not None}
-        task = next_task(self.admitted, {name: self._runtimes[name].weight for name in lines})
+        obstacles = {name: self.mixture.obstacle(name) for name in lines}
+        task = self.mixture.next_task([name for name, obstacle in obstacles.items() if not obstacle])
         if task is None:
-            ended = self.waiting != "no_prompts" and self.exhausted
-            self._say("no_prompts")
-            if ended:
-                self._buffer.changed()  # a take may have become hopeless
-            return False
+            return self._without_prompts(obstacles.values())
         line = lines[task]
         failure = None if line.problem is None else SampleFailure(BAD_PROMPT, line.problem)
         ids: list[int] = []
@@ -192,16 +325,29 @@ class Producer:
                 failure = error
         decision = self._decide()
         if decision.action != "admit":
-            return decision.action == "continue"
-        source = self._sources[task]
-        source.advance()
-        self._start(task, line, ids, failure, source.position)
+            return decision.action != "wait"
+        self._start(task, line, ids, failure, self._sources[task].advance())
         return True
+
+    def _without_prompts(self, obstacles: Collection[str]) -> bool:
+        """No task can give a prompt: the tail waits for no more company; returns whether something may be started."""
+        self.tail.begin()
+        if self.tail.peek() is not None:
+            return True
+        for reason in ("every_group_fails", "task_limit"):
+            if reason in obstacles:
+                self._say(reason)
+                return False
+        ended = self.waiting != "no_prompts" and self.exhausted
+        self._say("no_prompts")
+        if ended:
+            self._buffer.changed()  # a take may have become hopeless
+        return False
 
     def _start(
         self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position | None
     ) -> None:
-        content, now = line.content, asyncio.get_running_loop().time()
+        content = line.content
         prompt = Prompt(
             prompt_id=line.prompt_id,
             task=task,
@@ -211,6 +357,19 @@ class Producer:
             meta=dict(content.get("meta") or {}),
             engine_extra=dict(content.get("engine_extra") or {}),
         )
+        group = self._enter(prompt, position)
+        if failure is not None:
+            self._fail(group, failure)
+            return
+        self._run(group)
+
+    def _run(self, group: Group) -> None:
+        self.waiting = ""
+        self._rollouts.start(group, self._runtimes[group.prompt.task])
+
+    def _enter(self, prompt: Prompt, position: Position | None) -> Group:
+        """Admit a prompt: a group of it is in the ledger; the caller starts it or settles it in this very step."""
+        now = asyncio.get_running_loop().time()
         group = Group(
             group_id=self._new_id(),
             prompt=prompt,
@@ -220,14 +379,9 @@ class Producer:
             now=now,
         )
         self._storage.admitted(group, position)
-        self._caution.admitted(now)
-        self.admitted[task] += 1
-        self._bus.emit(GroupAdmitted(group.group_id, task, self._group_size))
-        if failure is not None:
-            self._fail(group, failure)
-            return
-        self.waiting = ""
-        self._rollouts.start(group, self._runtimes[task])
+        self._caution.admitted(prompt.task, now)
+        self._bus.emit(GroupAdmitted(group.group_id, prompt.task, self._group_size))
+        return group
 
     def _fail(self, group: Group, failure: SampleFailure) -> None:
         """Settle a group whose prompt cannot be used; trying it again would change nothing."""
@@ -236,6 +390,7 @@ class Producer:
         failed = SampleFailed(group.samples[0].sample_id, group.prompt.task, reason, failure.message, 1, final=True)
         self._bus.emit(failed)
         self._settling.settle(group, "failed", reason)
+        self._buffer.changed()  # a batch may have waited for it
 
     # -- what changes the decision ---------------------------------------------------------------------------
 
@@ -248,14 +403,17 @@ class Producer:
         if self.exhausted:
             self._buffer.changed()
 
-    def _finished(self, _: GroupFinished) -> None:
+    def _finished(self, event: GroupFinished) -> None:
         self._warned = False
-        if self._caution.finished():
+        if self.tail.ended(event.group_id):
+            self.wake()
+        if self._caution.finished(event.task):
             self.wake()
 
     def _settled(self, event: GroupSettled) -> None:
+        self.tail.ended(event.group_id)
         if event.outcome == "failed":
-            self._caution.failed(event.reason or "", asyncio.get_running_loop().time())
+            self._caution.failed(event.task, event.reason or "", asyncio.get_running_loop().time())
             self._tell_if_exhausted()
         self.wake()  # one group less, or the beginning of a rest
 
@@ -266,7 +424,11 @@ class Producer:
                 if not self._warned:  # once, and not again after every trial
                     self._bus.emit(ProducerWaiting(reason, self._caution.reason))
                 self._warned = True
-            elif reason not in ("target_reached", "max_groups", "gate_closed"):
+            elif reason == "buffer_full":
+                self._bus.emit(
+                    ProducerWaiting(reason, self._buffer.why_full(0 if self.rule is None else self.rule.batch))
+                )
+            elif reason in _TOLD:
                 states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
                 self._bus.emit(ProducerWaiting(reason, states or "no workers"))
 
@@ -274,7 +436,7 @@ class Producer:
         """Set the timer for what rests and may go on next."""
         self._cancel_timer()
         loop = asyncio.get_running_loop()
-        rests = [at for at in (self._buffer.earliest(), self._caution.until) if at is not None and at > loop.time()]
+        rests = [at for at in (self._buffer.earliest(), *self._caution.ends()) if at is not None and at > loop.time()]
         if rests:
             self._timer = loop.call_at(min(rests), self.wake)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollout_svc.config import Dialect, PauseMode
+from rollout_svc.config import Dialect, PauseMode, Strategy
 from rollout_svc.gate import Lane
 from rollout_svc.service import State
 from rollout_svc.workers.worker import WorkerState
@@ -67,7 +67,7 @@ class Book(Record):
 
 
 class AccountBook(Record):
-    """Every group and sample of lane `train`, in exactly one account."""
+    """Every group and sample of a lane, in exactly one account."""
 
     groups: Book
     samples: Book
@@ -152,7 +152,62 @@ class BufferRecord(Record):
 
     ready: Natural
     unfinished: Natural
+    bytes: Natural
+    """Encoded samples of finished groups, ready and leased."""
     leases: list[LeaseRecord]
+
+
+class TailRecord(Record):
+    """What expired or was aborted again and again, and goes first in rounds."""
+
+    gathered: int
+    """Groups and prompts that wait for a round."""
+    left: int
+    """Those of the round under way that have not been started."""
+    round: bool
+    """Whether a round is under way."""
+
+
+class ScheduleRecord(Record):
+    """How much may be under way, and is."""
+
+    strategy: Strategy
+    next_step: int
+    """The step the next batch is made for."""
+    window: int
+    """Batches that tokens made now can still serve."""
+    limit: int
+    """Groups that may be out: admitted, and neither leased nor settled."""
+    out: int
+    """Groups that are."""
+    tail: TailRecord
+
+
+class TaskRecord(Record):
+    """One task's part in the mix: groups by where they are."""
+
+    admitted: Natural
+    out: Natural
+    """Admitted, and neither settled nor leased."""
+    ready: Natural
+    leased: Natural
+    consumed: Natural
+    share: float
+    """Of a batch, by the tasks' weights."""
+    waiting_for: str
+    """Why no prompt of it can be admitted; empty: one can, where there is room."""
+
+
+class SourceRecord(Record):
+    """Where the prompts of one task come from."""
+
+    used: Natural
+    """Lines used up, since the beginning of the source."""
+    epoch: Natural | None
+    """Passes over a file that were begun; null: it has none."""
+    exhausted: bool
+    known_ids: Natural | None
+    """Ids that are not accepted again; null: nothing is pushed here."""
 
 
 class ProducerRecord(Record):
@@ -163,6 +218,36 @@ class ProducerRecord(Record):
     exhausted: bool
     no_worker_s: float | None
     """Seconds for which no worker has been in traffic; null: one is, or none is missed."""
+    schedule: ScheduleRecord | None
+    """How much may be under way; null: there is no plan yet."""
+    tasks: dict[str, TaskRecord]
+    filtered_in_a_row: dict[str, Natural]
+    """By task: groups that were filtered since one was kept."""
+    sources: dict[str, SourceRecord]
+
+
+class TrajectoriesRecord(Record):
+    """What was written down of finished groups."""
+
+    path: str
+    written: Natural
+    failed: Natural
+    """Lines that were lost."""
+    bytes: Natural
+
+
+class EvaluationsRecord(Record):
+    """Lane `eval`."""
+
+    under_way: Natural
+    """Evaluations that have not been answered."""
+    in_flight: Natural
+    """Their requests at engines."""
+    waiting: Natural
+    """Their prompts that nobody works for."""
+    max_in_flight: Natural
+    ledger: AccountBook
+    """Each prompt is a group of one sample."""
 
 
 class Status(Record):
@@ -177,6 +262,9 @@ class Status(Record):
     workers: list[WorkerRecord]
     buffer: BufferRecord
     producer: ProducerRecord
+    trajectories: TrajectoriesRecord | None
+    """Null: none are kept."""
+    evaluations: EvaluationsRecord
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural

@@ -11,6 +11,9 @@ from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from tests.support.groups import completed, make_group, recount
 
+MAX_BYTES = 2000
+"""A few groups."""
+
 
 class BufferMoves(RuleBasedStateMachine):
     """A buffer beside plain lists of what must be in it, in order."""
@@ -18,7 +21,7 @@ class BufferMoves(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger()
-        self.buffer = ReplayBuffer()
+        self.buffer = ReplayBuffer(MAX_BYTES)
         self.told = 0
         self.expected = 0
         self.buffer.subscribe(self.count)
@@ -36,9 +39,18 @@ class BufferMoves(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule()
-    def finished(self) -> None:
-        group = completed(self.ledger, f"g{len(self.made)}")
+    @invariant()
+    def bytes_are_counted(self) -> None:
+        """Of ready and of leased groups, exactly; those that left are not counted."""
+        ready = sum(group.payload_bytes for group in self.buffer.ready_groups())
+        leased = sum(group.payload_bytes for lease in self.buffer.leases for group in lease.groups)
+        assert (self.buffer.ready_bytes, self.buffer.leased_bytes) == (ready, leased)
+        assert self.buffer.bytes == ready + leased
+        assert self.buffer.full == (ready + leased >= MAX_BYTES)
+
+    @rule(size=st.integers(1, 3))
+    def finished(self, size: int) -> None:
+        group = completed(self.ledger, f"g{len(self.made)}", size)
         self.made.append(group)
         self.buffer.put_ready(group)
         self.ready.append(group.group_id)

@@ -12,7 +12,16 @@ from typing import Any, cast
 
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import MemoryStorage, Position
-from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.config import TrainerConfig
+from rollout_svc.events import (
+    EventBus,
+    GroupAdmitted,
+    GroupFinished,
+    GroupSettled,
+    ProducerWaiting,
+    SampleFailed,
+    SourceSkips,
+)
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
@@ -21,6 +30,7 @@ from rollout_svc.producer.caution import LIMIT
 from rollout_svc.producer.lines import PromptLine
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, PushSource
+from rollout_svc.producer.tail import Tail
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.settling import Settling
@@ -38,6 +48,8 @@ class Runs:
 
     def __init__(self, bus: EventBus) -> None:
         self.generating = 0
+        self.keeps_partials = lambda _: True
+        self.runs: Callable[[Any], list[Any]] = lambda _: []
         self.fate: Callable[[Group], str | None] = lambda _: None
         self.bus = bus
         self.started: list[tuple[float, Group]] = []
@@ -64,6 +76,7 @@ class Silent:
     """A source that has nothing to give, now or ever, and does not say that it ends."""
 
     exhausted = False
+    skips = 0
     position = Position(0)
 
     def __init__(self) -> None:
@@ -78,10 +91,13 @@ class Silent:
     def close(self) -> None:
         self.closed = True
 
+    def as_json(self) -> dict[str, Any]:
+        return {}
+
     def peek(self) -> PromptLine | None:
         return None
 
-    def advance(self) -> None:
+    def advance(self) -> Position:
         raise AssertionError("there was nothing to use up")
 
 
@@ -104,10 +120,10 @@ class Stand:
         self.ledger, self.tally = Ledger(), Tally()
         self.runs = Runs(self.bus)
         self.events: list[Any] = []
-        for kind in (ProducerWaiting, SampleFailed, GroupAdmitted, GroupSettled):
+        for kind in (ProducerWaiting, SampleFailed, GroupAdmitted, GroupSettled, SourceSkips):
             self.bus.subscribe(kind, self.events.append)
         storage = MemoryStorage()
-        runtime = cast("TaskRuntime", SimpleNamespace(weight=1.0))
+        runtime = cast("TaskRuntime", SimpleNamespace(weight=1.0, max_groups=None))
         self.producer = Producer(
             gate=self.gate,
             pool=cast("WorkerPool", SimpleNamespace(active=["w0"], workers={})),
@@ -121,7 +137,8 @@ class Stand:
             settling=Settling(tally=self.tally, bus=self.bus, storage=storage),
             runtimes=dict.fromkeys(sources, runtime),
             sources=sources,
-            group_size=1,
+            strategy="disaggregated",
+            tail=Tail(None, 1),
             new_id=lambda: uuid.uuid4().hex,
         )
         self.buffer.subscribe(self.producer.wake)
@@ -134,7 +151,8 @@ class Stand:
 async def stand(**sources: PromptSource) -> AsyncIterator[Stand]:
     made = Stand(sources)
     task = asyncio.get_running_loop().create_task(made.producer.run())
-    made.producer.set_plan(Plan(1, REQUIRED, REQUIRED, 1.0, 1000), 1)
+    trainer = TrainerConfig(train_batch_size=500, prompt_repeat_k=1, max_staleness=1)
+    made.producer.follow(Plan(1, REQUIRED, REQUIRED, 1.0, 1000), trainer)
     try:
         yield made
     finally:
@@ -248,3 +266,13 @@ async def test_a_line_with_a_problem_is_admitted_and_failed() -> None:
         assert (made.tally.failed, made.tally.settled) == ({"bad_prompt": 1}, {"failed:bad_prompt": 1})
         assert [group.prompt.prompt_id for _, group in made.runs.started] == ["p0"]
         assert made.ledger.groups("failed") == 1
+
+
+@virtual
+async def test_a_source_that_reads_again_is_told() -> None:
+    """A source that gets to its position by reading says how much it reads once more; the others say nothing."""
+    far = Silent()
+    far.skips = 7
+    async with stand(far=far, near=Silent()) as made:
+        await soon(20)
+        assert made.of(SourceSkips) == [SourceSkips("far", 7)]

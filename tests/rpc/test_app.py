@@ -34,6 +34,8 @@ BEYOND_A_SCHEMA = {
     ("/v1/workers", "launch"),  # the service has no token
     ("/v1/workers", ""),  # either key, and not both
     ("/v1/workers", "launch.command"),  # what it has to hold depends on the port
+    ("/v1/workers", "api_key"),  # a reference is for a file
+    ("/v1/workers", "admin_key"),
 }
 """What is refused for reasons that lie outside of the body, or in how its keys go together."""
 
@@ -164,6 +166,8 @@ async def test_what_is_not_there(call: Caller) -> None:
         ("POST", "/v1/workers", {"launch": {"command": ["true"]}}, "launch.command"),
         ("POST", "/v1/workers", {"url": "ftp://x"}, "url"),
         ("POST", "/v1/workers", {"url": "http://x", "dialect": "sglangg"}, "dialect"),
+        ("POST", "/v1/workers", {"url": "http://x", "api_key": "${HOME}"}, "api_key"),
+        ("POST", "/v1/workers", {"url": "http://x", "admin_key": "a-${KEY}-b"}, "admin_key"),
     ],
 )
 async def test_a_bad_body_is_refused_at_its_field(call: Caller, method: str, path: str, body: Any, field: str) -> None:
@@ -225,6 +229,17 @@ async def test_who_is_stuck_over_http() -> None:
         assert (await call("GET", "/v1/stuck"))[1]["older_than_s"] == call.stage.service.config.pause.deadline_s
         with pytest.raises(BadRequest):
             await client.stuck(float("nan"))
+
+
+async def test_a_launch_names_no_variable_of_the_service() -> None:
+    """What a configuration file may read from the service's environment, its callers may not."""  # P34
+    launch = {"command": ["true", "{port}"], "env": {"WORD": "word", "SECRET": "${HOME}"}}
+    async with FakeSGLang(weight_version="0") as engine, api(engine, service={"port": 0, "token": TOKEN}) as call:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        status, answer = await call("POST", "/v1/workers", {"launch": launch}, headers=headers)
+        [problem] = answer["error"]["detail"]
+        assert (status, problem["path"]) == (400, "launch.env.SECRET")
+        assert len(call.stage.service.workers()) == 1
 
 
 async def test_every_problem_of_a_body_is_named_at_once(call: Caller) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollout_svc.engines import Endpoint
 from rollout_svc.events import Event, EventBus
+from rollout_svc.gate import Lane
 from rollout_svc.group import Group
 from rollout_svc.outside import Outside
 from rollout_svc.sample import Sample
@@ -106,6 +107,21 @@ class Life:
         if run is None:
             return None
         return next((sample for sample in run.group.samples if sample.sample_id == sample_id), None)
+
+    def keeps_partials(self, sample_id: str) -> bool:
+        """Whether a sample under way that was cut goes on from its tokens, by its task's settings."""
+        run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
+        if run is None:
+            return True
+        [partial] = [task.partial_rollout for task in self.config.tasks if task.name == run.group.prompt.task]
+        if partial is None:  # at staleness 0 an update leaves none that could be used, but where none is cut by one
+            return self.config.trainer.max_staleness > 0 or self.config.producer.strategy == "sync"
+        return partial
+
+    def lane(self, sample_id: str) -> Lane:
+        """The lane of a sample; `train` for one that is over."""
+        run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
+        return "train" if run is None else run.group.lane
 
     def _bus_error(self, event: Event, error: Exception) -> None:
         self.world.breaks("bus", f"{event!r}: {error!r}")

@@ -15,9 +15,11 @@ from rollout_svc.config import (
     Config,
     JudgerConfig,
     PauseConfig,
+    ProducerConfig,
     PromptsConfig,
     Routing,
     SamplingConfig,
+    Strategy,
     TaskConfig,
     TrainerConfig,
     WorkerConfig,
@@ -55,18 +57,26 @@ def draw_shape(seed: int) -> Shape:
     names = rng.choice((("plain",), ("plain", "tool"), ("plain", "unruly"), ("unruly", "tool"), ("tool",)))
     group_size = rng.choice((2, 2, 3))
     batch = rng.choice((2, 3, 4))
+    planned = Random(f"{seed}:schedule")
+    strategy = planned.choice(get_args(Strategy))
+    tail = planned.choice((None, None, 1, batch))
     config = Config(
         workers=tuple(WorkerConfig(url=url, dialect="sglang") for url in urls),
         routing=Random(f"{seed}:routing").choice(get_args(Routing)),
         start_timeout_s=600.0,
         request_timeout_s=rng.choice((1.5, 6.0, 12.0)),
-        tasks=tuple(_task(name, rng) for name in names),
+        tasks=tuple(_task(name, rng, planned.choice((None, None, False))) for name in names),
         trainer=TrainerConfig(
             train_batch_size=batch,
             prompt_repeat_k=group_size,
             over_sample_threshold=rng.choice((0.0, 0.5, 1.0)),
             max_batch_per_worker=rng.choice((2, 4, 8)),
-            max_staleness=rng.choice((1, 2, 3)),
+            max_staleness=min(rng.choice((1, 2, 3)), planned.choice((0, 1, 3, 3, 3))),
+        ),
+        producer=ProducerConfig(
+            strategy=strategy,
+            tail_batch_size=tail,
+            tail_after_aborts=2 if tail is None else planned.choice((1, 2, 3)),
         ),
         pause=PauseConfig(
             deadline_s=rng.choice((0.5, 2.0, 5.0)),
@@ -76,7 +86,7 @@ def draw_shape(seed: int) -> Shape:
         buffer=BufferConfig(lease_s=rng.choice((3.0, 30.0))),
     )
     return Shape(
-        config=config,
+        config=_handed_over(config, Random(f"{seed}:hand_over")),
         urls=urls,
         engine_batch=rng.choice((2, 4, 8)),
         prompts=rng.randint(16, 20),
@@ -86,7 +96,27 @@ def draw_shape(seed: int) -> Shape:
     )
 
 
-def _task(name: str, rng: Random) -> TaskConfig:
+def _handed_over(config: Config, rng: Random) -> Config:
+    """Draw what a trainer is handed: the bound on tokens, the mix, and how much may be kept for it."""
+    bound = rng.choice((None, None, *range(config.trainer.max_staleness + 1)))
+    batch = config.trainer.train_batch_size
+    # Limits below a batch in all are refused at the start: the last task has none of its own then.
+    limits = [*(rng.choice((None, None, 1, 3)) for _ in config.tasks[1:]), rng.choice((None, None, batch))]
+    tasks = tuple(
+        task.model_copy(update={"weight": rng.choice((1.0, 1.0, 3.0)), "max_groups": limit})
+        for task, limit in zip(config.tasks, limits, strict=True)
+    )
+    most = rng.choice((None, None, None, 1000, 6000))
+    return config.model_copy(
+        update={
+            "tasks": tasks,
+            "trainer": config.trainer.model_copy(update={"max_token_staleness": bound}),
+            "buffer": config.buffer.model_copy(update={"max_bytes": most}),
+        }
+    )
+
+
+def _task(name: str, rng: Random, partial: bool | None) -> TaskConfig:
     judge = rng.choice(("SampleJudge", "SampleJudge", "GroupJudge"))
     return TaskConfig(
         name=name,
@@ -98,4 +128,5 @@ def _task(name: str, rng: Random) -> TaskConfig:
             concurrency=rng.choice((None, None, 2)),
         ),
         sampling=SamplingConfig(max_tokens=MAX_TOKENS),
+        partial_rollout=partial,
     )

@@ -106,11 +106,13 @@ class Witness:
             breaks("P6", f"{sample} asks for {request.max_tokens}, it has {shadow.turn} of this turn")
 
     def _may_restart(self, sample: Sample, shadow: Shadow) -> bool:
-        """A failed attempt begins again; so does a loop that had got past its first turn."""
+        """A failed attempt begins again; so does a loop past its first turn, and a cut turn that is not to go on."""
         if sample.sample_id in self.redone:
             self.redone.discard(sample.sample_id)
             return True
-        return any(token < FIRST_MADE for token in shadow.ids) or shadow.stopped
+        if any(token < FIRST_MADE for token in shadow.ids) or shadow.stopped:
+            return True
+        return not self._life.keeps_partials(sample.sample_id)
 
     def closed(self, request: Request) -> None:
         """Its connection is closed, without an answer."""

@@ -25,7 +25,7 @@ from rollout_svc.engines import HttpTransport
 from rollout_svc.events import ComponentDied, Event, EventBus
 from rollout_svc.gate import LANES
 from rollout_svc.group import Group
-from rollout_svc.ledger import SETTLED
+from rollout_svc.ledger import SETTLED, Ledger
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.recovery import Restore
@@ -59,8 +59,8 @@ def make_config(*engines: Face | str | Mapping[str, Any], **sections: Any) -> Co
 
     Args:
         engines: fakes, urls, or mappings with the keys of a worker.
-        sections: whole sections; `trainer`, `pause` and `service` are laid over small numbers, and `prompts`,
-            `judger`, `agent`, `sampling` are those of the one task `t`.
+        sections: whole sections; `trainer`, `pause` and `producer` are laid over small numbers; `prompts`, `judger`,
+            `agent`, `sampling` are those of the one task `t`.
     """
     workers = [
         {"url": engine.url} if isinstance(engine, Face) else {"url": engine} if isinstance(engine, str) else engine
@@ -83,6 +83,7 @@ def make_config(*engines: Face | str | Mapping[str, Any], **sections: Any) -> Co
         "tasks": sections.pop("tasks", [task]),
         "trainer": trainer | sections.pop("trainer", {}),
         "pause": pause | sections.pop("pause", {}),
+        "producer": {"strategy": "disaggregated"} | sections.pop("producer", {}),
     }
     return config_from_mapping(data | sections)
 
@@ -117,6 +118,7 @@ class Stage:
         self.events.append(event)
         if self.service._parts is not None:
             self.parts.ledger.check()
+            self.parts.evaluations.ledger.check()
         self.bell.ring()
 
     def _broken(self, event: Event, error: Exception) -> None:
@@ -163,19 +165,26 @@ class Stage:
         return [event for event in self.events if isinstance(event, kind)]
 
     def live_groups(self) -> list[Group]:
-        """Every group that is admitted and not settled, wherever it is."""
+        """Every group of training that is admitted and not settled, wherever it is."""
         buffer = self.parts.buffer
-        found = [run.group for run in self.parts.rollouts._runs.values()]
+        found = [run.group for run in self.parts.rollouts._runs.values() if run.host is None]
         found += [*buffer._unfinished.values(), *buffer._ready.values()]
         return found + [group for lease in buffer.leases for group in lease.groups]
 
     def audit(self) -> None:
-        """Check the ledger, and count the live groups and samples again."""
+        """Check the ledgers, and count the live groups and samples of each lane again."""
         if self.service._parts is None:
             return
-        ledger = self.parts.ledger
+        evaluations = self.parts.evaluations
+        of_eval = [group for e in evaluations._open.values() for group in e.groups if not group.settled]
+        running = {group.group_id for group in of_eval if group.account == "in_flight"}
+        assert running == {run.group.group_id for run in self.parts.rollouts._runs.values() if run.host is not None}
+        self._recount(evaluations.ledger, of_eval)
+        self._recount(self.parts.ledger, self.live_groups())
+
+    @staticmethod
+    def _recount(ledger: Ledger, live: Sequence[Group]) -> None:
         ledger.check()
-        live = self.live_groups()
         assert len({group.group_id for group in live}) == len(live), "a group is in two places"
         for unit, found in (
             ("groups", Counter(str(group.account) for group in live)),
@@ -210,6 +219,13 @@ class Stage:
         batch = await self.service.take_batch(step, groups, timeout_s, **rest)
         self.audit()
         return batch
+
+    async def evaluate(self, prompts: int | Sequence[Any] = 1, timeout_s: float = WAIT_S, **how: Any) -> list[Any]:
+        """Have prompts evaluated; a number makes that many. Returns the record of each one's sample."""
+        given = lines(prompts, first=90) if isinstance(prompts, int) else list(prompts)
+        answer = await self.service.evaluate(TASK, given, timeout_s=timeout_s, **how)
+        self.audit()
+        return [sample for group in answer["groups"] for sample in group["samples"]]
 
     async def pause(self, deadline_s: float | None = None, **rest: Any) -> PauseReport:
         """Pause, and check that it came back in time."""
@@ -288,6 +304,8 @@ def _assert_nothing_left(
 ) -> None:
     parts = made.parts
     parts.ledger.check()
+    assert not parts.evaluations.ledger.unsettled_groups
+    assert not parts.evaluations.generating
     assert not parts.tasks.live
     left = _tasks() - before - {asyncio.current_task()}
     assert not left, left
