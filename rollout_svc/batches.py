@@ -2,9 +2,14 @@
 
 Invariants:
 
-- Only COMPLETED groups within the staleness bound leave here; what is too old is settled EXPIRED and counted.
+- Only COMPLETED groups within the staleness bound leave here; what is too old is settled EXPIRED and counted. Tokens
+  beyond the bound of their own are masked in what is sent, not in what is kept.
+- The tasks of a batch are mixed by their weights (`producer/mix.py`).
 - A batch is leased in one step, once all its groups are there: a caller that goes away before loses nothing, and one
   that goes away after gets the same batch by asking for the same step.
+- The reward figures of a batch are raw: of its own groups and of those that were finished and dropped since the batch
+  before, by a filter, by age, or because their filter failed. Every group that finished is so counted once, and what a
+  filter leaves does not make the model look better or worse than it is. `reward_samples` says of how many they are.
 - A take that cannot be met says why within its timeout, and a dead service fails every take at once.
 """
 
@@ -24,8 +29,11 @@ from rollout_svc.buffer.storage import Storage
 from rollout_svc.errors import Conflict, NotFound, NotNow, NotNowType
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
+from rollout_svc.producer.masking import encoded, masked_tokens, oldest_unmasked, spent
+from rollout_svc.producer.mixture import Mixture
 from rollout_svc.producer.schedule import Demand
 from rollout_svc.producer.staleness import refusal, staleness
+from rollout_svc.rollout.rewards import RewardSum
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 
@@ -50,6 +58,7 @@ class Batch:
         groups: COMPLETED groups; their records are encoded already.
         metrics: figures of the batch, and of what happened since the one before.
         ack_expired: batches whose ack came too late, with this take.
+        oldest: tokens of older weight versions are masked; None: none is.
     """
 
     batch_id: str
@@ -57,15 +66,19 @@ class Batch:
     groups: tuple[Group, ...]
     metrics: dict[str, Any]
     ack_expired: tuple[str, ...] = ()
+    oldest: int | None = None
+
+    def head(self) -> dict[str, Any]:
+        """The record without its groups."""
+        head: dict[str, Any] = {"batch_id": self.batch_id, "step": self.step, "metrics": self.metrics}
+        return head | ({"ack_expired": self.ack_expired} if self.ack_expired else {})
 
     def encoded(self) -> Iterator[bytes]:
         """The record of the contract as JSON, in pieces to be joined: one per group, so that a loop can breathe."""
-        head: dict[str, Any] = {"batch_id": self.batch_id, "step": self.step, "metrics": self.metrics}
-        if self.ack_expired:
-            head["ack_expired"] = self.ack_expired
-        yield orjson.dumps(head)[:-1] + b',"groups":['
+        yield orjson.dumps(self.head())[:-1] + b',"groups":['
         for index, group in enumerate(self.groups):
-            yield b"," + group.encoded() if index else group.encoded()
+            record = encoded(group, self.oldest)
+            yield b"," + record if index else record
         yield b"]}"
 
     def as_json(self) -> dict[str, Any]:
@@ -85,8 +98,10 @@ class Batches:
         bus: EventBus,
         storage: Storage,
         settling: Settling,
+        mixture: Mixture,
         lease_s: float,
         max_staleness: int,
+        max_token_staleness: int | None,
         version: Callable[[], int],
         hopeless: Callable[[int], bool],
         shortage: Callable[[int], Shortage],
@@ -95,11 +110,13 @@ class Batches:
         new_id: Callable[[], str],
     ) -> None:
         self.max_staleness = max_staleness
+        self.max_token_staleness = max_token_staleness
         self._buffer = buffer
         self._tally = tally
         self._bus = bus
         self._storage = storage
         self._settling = settling
+        self._mixture = mixture
         self._lease_s = lease_s
         self._new_id = new_id
         self._version = version
@@ -134,7 +151,7 @@ class Batches:
             NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
         """
         started = asyncio.get_running_loop().time()
-        expired = tuple(batch_id for batch_id in ack if not self._acknowledge(batch_id))
+        expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
         if again is not None:  # it waits for nobody, so not for its turn either
             await self._storage.flush()
@@ -151,7 +168,7 @@ class Batches:
                     await self._storage.flush()  # a batch that a crash forgot would be handed out a second time
                     return replace(batch, ack_expired=expired)
         except TimeoutError:
-            shortage = self._too_far(step) if self._ahead(step) else self._shortage(groups)
+            shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None
         finally:
             self._takers.pop(wake, None)
@@ -159,19 +176,32 @@ class Batches:
 
     async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> Batch:
         self._fresh(step)  # what is too old for it holds room that others need
+        self._mixture.groups = groups
         while True:
             again = self._buffer.leased_at(step)
             if again is not None:
                 return self._leased[again.batch_id]
             fresh: list[Group] = []
-            if self._buffer.ready >= groups:
+            mixed = self._buffer.ready >= groups and not self._mixture.missing(groups)
+            if mixed or self._buffer.full:  # where it is full only what is too old makes room
                 fresh = self._fresh(step)
-                if len(fresh) >= groups:
-                    return self._lease(step, fresh[:groups], started)
+                chosen = self._mixture.choose(groups, fresh)
+                if chosen is not None:
+                    return self._lease(step, chosen, started)
             if self._hopeless(groups):
                 raise _not_now(self._shortage(groups), groups, len(fresh) or self._buffer.ready)
             wake.clear()
             await wake.wait()
+
+    def _short(self, groups: int) -> Shortage:
+        """Why the batch is not there; where enough is ready, which tasks it waits for."""
+        shortage = self._shortage(groups)
+        missing = self._mixture.missing(groups)
+        if self._buffer.ready < groups or not missing or shortage.final:
+            return shortage
+        told = ", ".join(f"{number} of task {task}" for task, number in missing.items())
+        message = f"by the tasks' weights {told} are missing; {shortage.message}"
+        return replace(shortage, message=message, detail=shortage.detail | {"missing": missing})
 
     def _ahead(self, step: int) -> bool:
         """Whether every token the fleet can make now would be too old at `step`."""
@@ -191,7 +221,7 @@ class Batches:
         version, bound = self._version(), self.max_staleness
         message = f"step {step} needs weights of version {step - bound} or later, the fleet is at {version}"
         detail = {"step": step, "weight_version": version, "max_staleness": bound}
-        return Shortage("not_enough", message, detail, final=True)
+        return Shortage("not_enough", message, detail)  # not for good: an update may come, also while it is waited for
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.
@@ -211,11 +241,16 @@ class Batches:
             )
         raise NotFound(f"no batch {batch_id}")
 
+    def acknowledge_all(self, batch_ids: Iterable[str]) -> tuple[str, ...]:
+        """Consume batches for good, without waiting for the disk; returns those whose lease has ended."""
+        return tuple(batch_id for batch_id in batch_ids if not self._acknowledge(batch_id))
+
     def _acknowledge(self, batch_id: str) -> bool:
         lease = self._buffer.acknowledge(batch_id)
         if lease is None:
             return self._buffer.fate(batch_id) == "acknowledged"
         self._leased.pop(batch_id, None)
+        self._mixture.acknowledged(batch_id)
         self._storage.consumed(lease)
         self._tally.settled["consumed"] += len(lease.groups)
         self._bus.emit(BatchAcked(batch_id, lease.step, len(lease.groups)))
@@ -226,8 +261,9 @@ class Batches:
         """Ready groups that may be handed over at `step`; the others are settled EXPIRED here."""
         fresh: list[Group] = []
         dropped = 0
+        oldest = oldest_unmasked(step, self.max_token_staleness)
         for group in self._buffer.ready_groups():
-            reason = refusal(group, step, self.max_staleness)
+            reason = refusal(group, step, self.max_staleness) or ("tokens_stale" if spent(group, oldest) else None)
             if reason is None:
                 fresh.append(group)
                 continue
@@ -236,17 +272,19 @@ class Batches:
             self._settling.settle(group, "expired", reason)
         if dropped:
             self._buffer.changed()
-        fresh.sort(key=lambda group: group.oldest)  # what will be too old first goes first; else as they became ready
         return fresh
 
     def _lease(self, step: int, groups: list[Group], started: float) -> Batch:
         loop = asyncio.get_running_loop()
         batch_id = self._new_id()
-        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
+        self._mixture.lent(batch_id, groups)
+        wait_s = loop.time() - started
+        oldest = oldest_unmasked(step, self.max_token_staleness)
+        metrics = self._metrics(groups, step, oldest, wait_s)
+        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s, metrics)
         self._next_step = step + 1
         self._storage.leased(lease)
-        wait_s = loop.time() - started
-        batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, self._metrics(groups, step, wait_s))
+        batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, metrics, oldest=oldest)
         samples = sum(len(group.samples) for group in groups)
         self._bus.emit(BatchTaken(batch_id, step, len(lease.groups), samples, wait_s, batch.metrics))
         self._set_timer()
@@ -268,8 +306,17 @@ class Batches:
 
     def _forget(self, lease: Lease) -> None:
         self._leased.pop(lease.batch_id, None)
+        self._mixture.returned(lease.batch_id)
         self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
+
+    def recall(self) -> None:
+        """Follow the leases that the buffer has from an earlier life."""
+        for lease in self._buffer.leases:
+            oldest = oldest_unmasked(lease.step, lease.metrics.get("max_token_staleness"))  # as it was lent
+            batch = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics, oldest=oldest)
+            self._leased[lease.batch_id] = batch
+        self._set_timer()
 
     def close(self) -> None:
         """Stop the timer; idempotent."""
@@ -277,16 +324,18 @@ class Batches:
             self._timer.cancel()
             self._timer = None
 
-    def _metrics(self, groups: list[Group], step: int, wait_s: float) -> dict[str, Any]:
+    def _metrics(self, groups: list[Group], step: int, oldest: int | None, wait_s: float) -> dict[str, Any]:
         delta = self._tally.since(self._last)
         self._last = self._tally.snapshot()
         paused_s = self._paused_s()
         pause_s, self._last_paused_s = paused_s - self._last_paused_s, paused_s
-        tasks: dict[str, list[Group]] = {}
+        dropped = self._tally.take_dropped()
+        tasks: dict[str, list[Group]] = {name: [] for name in dropped}
         for group in groups:
             tasks.setdefault(group.prompt.task, []).append(group)
         return {
-            **_describe(groups, step),
+            **_describe(groups, step, oldest, dropped.values()),
+            "max_token_staleness": self.max_token_staleness,
             "aborted": delta.aborted,
             "continued": delta.continued,
             "redone": delta.redone,
@@ -294,26 +343,31 @@ class Batches:
             "settled": dict(delta.settled),
             "wait_s": round(wait_s, 6),
             "pause_s": round(pause_s, 6),
-            "tasks": {name: _describe(members, step) for name, members in tasks.items()},
+            "tasks": {
+                name: _describe(members, step, oldest, [dropped[name]] if name in dropped else ())
+                for name, members in tasks.items()
+            },
         }
 
 
-def _describe(groups: list[Group], step: int) -> dict[str, Any]:
-    """Figures of some groups: rewards, lengths, staleness."""
+def _describe(groups: list[Group], step: int, oldest: int | None, dropped: Iterable[RewardSum]) -> dict[str, Any]:
+    """Figures of some groups: lengths, staleness, and rewards, those of the groups that were dropped included."""
     samples = [sample for group in groups for sample in group.samples]
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    rewards = sum(dropped, RewardSum.of([sample.reward for sample in samples if sample.reward is not None]))
     lengths = [sample.response_length for sample in samples]
     ages = Counter(str(staleness(group.versions(), step)) for group in groups)
     return {
         "groups": len(groups),
         "samples": len(samples),
-        "reward_mean": statistics.fmean(rewards) if rewards else None,
-        "reward_std": statistics.pstdev(rewards) if rewards else None,
+        "reward_mean": rewards.mean if rewards.count else None,
+        "reward_std": rewards.std if rewards.count else None,
+        "reward_samples": rewards.count,
         "response_length_mean": statistics.fmean(lengths) if lengths else None,
         "response_length_min": min(lengths, default=None),
         "response_length_max": max(lengths, default=None),
         "staleness": dict(sorted(ages.items())),
         "mixed_versions": sum(len(sample.weight_versions) > 1 for sample in samples),
+        "masked_tokens": sum(masked_tokens(sample, oldest) for sample in samples) if oldest is not None else 0,
     }
 
 

@@ -49,6 +49,7 @@ class Concurrency:
         self.trainer = merged
         self._limits |= limits
         self._parts.batches.max_staleness = merged.max_staleness
+        self._parts.batches.max_token_staleness = merged.max_token_staleness
         self._follow(plan)
         return plan
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from rollout_svc.config import Config, TrainerConfig
 from rollout_svc.errors import ConfigError, Problem
 
-__all__ = ["config_from_mapping", "dump_config", "load_config", "load_trainer", "problems_of"]
+__all__ = ["REFERENCE", "config_from_mapping", "dump_config", "load_config", "load_trainer", "problems_of"]
 
 SECRET_KEY = re.compile(r"(^|_)(token|key|secret|password)$")
 """Names of keys whose values come from the environment and are never shown."""

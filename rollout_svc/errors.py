@@ -106,6 +106,9 @@ class WorkerFailure(RolloutError):
         retry_after_s: the engine's own wish, seconds, or None.
         hard: the worker itself is at fault for certain (connection, keys), so one sample's say is enough.
         accepted: the request may still run at the engine.
+
+    Attributes:
+        message: what was seen, without the kind: for whoever says that in words of their own.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class WorkerFailure(RolloutError):
     ) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
+        self.message = message
         self.retry_after_s = retry_after_s
         self.hard = hard
         self.accepted = accepted
@@ -202,7 +206,9 @@ class Conflict(ServiceError):
     default_type = "conflict"
 
 
-NotNowType = Literal["not_enough", "paused", "exhausted", "failed", "starting", "stopping", "update_failed"]
+NotNowType = Literal[
+    "not_enough", "paused", "exhausted", "failed", "starting", "stopping", "update_failed", "checkpoint_failed"
+]
 
 
 class NotNow(ServiceError):

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final, Literal
 
@@ -20,6 +21,7 @@ from rollout_svc.gate import Lane
 from rollout_svc.ledger import SETTLED, Account, Ledger
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import SETTLED_STATUSES, ResumeAt, Sample, SampleStatus
+from rollout_svc.sample_state import SampleState
 
 __all__ = ["Group", "Settlement"]
 
@@ -54,14 +56,17 @@ class Group:
         "account",
         "created_at",
         "cuts",
+        "filter_failures",
         "group_id",
         "hand_backs",
         "handed_back_at",
         "lane",
         "not_before",
+        "passed",
         "prompt",
         "ready_at",
         "reason",
+        "recorded",
         "samples",
     )
 
@@ -88,6 +93,9 @@ class Group:
         self.cuts = 0  # pauses that ended it before it was finished
         self.handed_back_at = now
         self.reason: str | None = None
+        self.recorded = False  # its trajectory is handed over
+        self.passed = False  # its filter kept it
+        self.filter_failures = 0
         self._ledger = ledger
         self._versions: frozenset[int | None] | None = None
         self.samples = tuple(
@@ -101,7 +109,7 @@ class Group:
             )
             for index in range(size)
         )
-        ledger.admit(size)
+        ledger.admit(size, prompt.task)
 
     def __repr__(self) -> str:
         return f"<Group {self.group_id} {self.account} {[str(sample.status) for sample in self.samples]}>"
@@ -141,13 +149,21 @@ class Group:
         versions = self.versions()
         return -inf if None in versions else min((v for v in versions if v is not None), default=inf)
 
-    def encoded(self) -> bytes:
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the members' encoded records."""
+        return sum(len(sample.packed) for sample in self.samples if sample.packed is not None)
+
+    def encoded(self, record: Callable[[Sample, bytes], bytes] = lambda _, packed: packed) -> bytes:
         """The group's record in a batch, JSON; every member is COMPLETED.
+
+        Args:
+            record: gives a member's record as it is to be sent, where that is not as it is kept.
 
         Raises:
             IllegalTransition: a member is not.
         """
-        members = [sample.packed for sample in self.samples if sample.packed is not None]
+        members = [record(sample, sample.packed) for sample in self.samples if sample.packed is not None]
         if len(members) != len(self.samples):
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         head = {"group_id": self.group_id, "task": self.prompt.task, "prompt": self.prompt.as_json()}
@@ -209,9 +225,34 @@ class Group:
             sample.transition(sample.attempt, status, reason=reason if own else "sibling_failed")
             sample.revoke()
 
+    def recall(self, samples: Sequence[SampleState], hand_backs: int, cuts: int, *, ready: bool, now: float) -> None:
+        """Be what was noted in an earlier life: queued -> ready, or aborted, with each member as it was.
+
+        Args:
+            samples: of each member, none of them under way.
+            hand_backs: how often it had come back unfinished.
+            cuts: how many pauses had ended it.
+            ready: every member is COMPLETED, and it was put.
+            now: monotonic seconds.
+
+        Raises:
+            IllegalTransition: it is not freshly admitted, or not every member of a ready group is COMPLETED.
+        """
+        if self.account != "queued" or len(samples) != len(self.samples):
+            raise IllegalTransition(f"{self.group_id}: {self.account} cannot be recalled")
+        for sample, state in zip(self.samples, samples, strict=True):
+            sample.recall(state)
+        if ready and not self.complete:
+            raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
+        self.account = "ready" if ready else "aborted"
+        self._ledger.move_group("queued", self.account, self.prompt.task)
+        self.hand_backs, self.cuts = hand_backs, cuts
+        if ready:
+            self.ready_at, self._versions = now, self.versions()
+
     def _move(self, to: Account, source: Account | None = None) -> None:
         """Change the account, before anything else changes: an illegal move changes nothing."""
         if to not in _MOVES.get(self.account, frozenset()) or source not in (None, self.account):
             raise IllegalTransition(f"{self.group_id}: {self.account} -> {to}")
-        self._ledger.move_group(self.account, to)
+        self._ledger.move_group(self.account, to, self.prompt.task)
         self.account = to

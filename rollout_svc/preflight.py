@@ -19,7 +19,7 @@ from rollout_svc.config import Config, SamplingConfig
 from rollout_svc.engines import DIALECTS, EngineProfile
 from rollout_svc.errors import Problem, WorkerFailure
 
-__all__ = ["ADMIN_KEY", "Answer", "Answers", "complaints", "doubts"]
+__all__ = ["ADMIN_KEY", "Answer", "Answers", "complaints", "doubts", "lacking", "last_part"]
 
 ADMIN_KEY: Final = "admin_key_refused"
 """Kind of the failure of an engine that let the data key in, and not the control key."""
@@ -47,7 +47,9 @@ def complaints(config: Config, answers: Answers) -> list[Problem]:
         if isinstance(answer, WorkerFailure):
             found.append(_failed(names[worker_id], answer))
     for worker_id, profile in profiles.items():
-        found += _lacking(config, names[worker_id], profile)
+        name = names[worker_id]
+        for path, words in lacking(config, config.workers[name.index].stream, profile):
+            found.append(Problem(path or name.at("stream"), f"{name} {words}"))
     found += _disagreeing(names, profiles)
     return found
 
@@ -106,29 +108,28 @@ def _profiles(answers: Answers) -> dict[str, EngineProfile]:
 def _failed(name: _Name, failure: WorkerFailure) -> Problem:
     """Say which setting is to blame for an engine that could not be asked."""
     if failure.kind == "wrong_dialect":
-        return Problem(name.at("dialect"), f"{name} is another engine: {failure}")
+        return Problem(name.at("dialect"), f"{name} is another engine: {failure.message}")
     if failure.kind == ADMIN_KEY:
-        return Problem(name.at("admin_key"), f"{name} refuses the key of control requests: {failure}")
+        return Problem(name.at("admin_key"), f"{name} refuses the key of control requests: {failure.message}")
     if failure.kind in _KEY_KINDS:
         return Problem(name.at("api_key"), f"{name} refuses the key: {failure}")
     if failure.kind == "unfit":
-        return Problem(name.path, f"{name} cannot be used as it was started: {failure}")
+        return Problem(name.path, f"{name} cannot be used as it was started: {failure.message}")
     return Problem(name.at("url"), f"{name} cannot be reached: {failure}")
 
 
-def _lacking(config: Config, name: _Name, profile: EngineProfile) -> Iterator[Problem]:
-    """What is asked for that an engine cannot do."""
-    who = f"{name} ({profile.dialect})"
+def lacking(config: Config, stream: bool, profile: EngineProfile) -> Iterator[tuple[str | None, str]]:
+    """What is asked for that an engine cannot do: the setting's path (None: the worker's `stream`) and the words."""
+    who = f"({profile.dialect})"
     can = ", ".join(sorted(profile.capabilities)) or "nothing"
     if config.pause.mode == "keep" and _FREEZE not in profile.capabilities:
-        yield Problem("pause.mode", f"{who} cannot be frozen as 'keep' needs: it can {can}")
-    if config.workers[name.index].stream and "stream" not in profile.capabilities:
-        yield Problem(name.at("stream"), f"{who} cannot stream: it can {can}")
+        yield "pause.mode", f"{who} cannot be frozen as 'keep' needs: it can {can}"
+    if stream and "stream" not in profile.capabilities:
+        yield None, f"{who} cannot stream: it can {can}"
     dialect = DIALECTS.get(profile.dialect)
     for index, task in enumerate(config.tasks):
-        at = f"tasks.{index}.sampling"
         if dialect is not None and (refused := dialect().refuses(task.sampling)):
-            yield Problem(at, f"{who} cannot do {refused}")
+            yield f"tasks.{index}.sampling", f"{who} cannot do {refused}"
 
 
 def _short_context(config: Config, name: _Name, profile: EngineProfile) -> Iterator[Problem]:
@@ -188,16 +189,17 @@ def _odd(
     said = {worker_id: value for worker_id, profile in profiles.items() if (value := read(profile)) is not None}
     if not said:
         return
-    usual = Counter(_last_part(value) for value in said.values()).most_common(1)[0][0]  # the first of equals
-    witness = next(worker_id for worker_id, value in said.items() if _last_part(value) == usual)
+    usual = Counter(last_part(value) for value in said.values()).most_common(1)[0][0]  # the first of equals
+    witness = next(worker_id for worker_id, value in said.items() if last_part(value) == usual)
     for worker_id, value in said.items():
-        if _last_part(value) != usual:
+        if last_part(value) != usual:
             name = names[worker_id]
             words = f"{name} has {what} {value!r}, {names[witness]} has {said[witness]!r}"
             yield Problem(name.at("url"), words)
 
 
-def _last_part(value: str | int) -> str | int:
+def last_part(value: str | int) -> str | int:
+    """What is compared of a name: of paths only the last part, for machines differ."""
     return PurePosixPath(value).name if isinstance(value, str) else value
 
 

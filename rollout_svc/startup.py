@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from rollout_svc.assembly import worker_ids
+from rollout_svc.assembly import Parts, worker_ids
 from rollout_svc.config import Config
 from rollout_svc.engines import EngineProfile
 from rollout_svc.errors import ConfigError, RolloutError, WorkerFailure
 from rollout_svc.events import EngineDoubted, EnginesLoading, EventBus
+from rollout_svc.launching import taken_addresses
+from rollout_svc.newcomers import Newcomers
 from rollout_svc.preflight import complaints, doubts
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
-__all__ = ["StartFailed", "StartTimeout", "refuse_unfit", "wait_for_engines"]
+__all__ = ["StartFailed", "StartTimeout", "guard_fleet", "refuse_taken", "refuse_unfit", "wait_for_engines"]
 
 _PROGRESS_S: Final = 5.0  # seconds between two words about engines that are still loading
 
@@ -29,6 +31,18 @@ class StartFailed(RolloutError):
 
 class StartTimeout(StartFailed):
     """Raised when engines did not answer within `start_timeout_s`; names them."""
+
+
+async def refuse_taken(config: Config) -> None:
+    """Refuse to start where an engine that is to be launched could not listen.
+
+    Raises:
+        ConfigError: its port is in use.
+    """
+    if any(worker.launch is not None for worker in config.workers):
+        problems = await asyncio.to_thread(taken_addresses, config.workers)
+        if problems:
+            raise ConfigError(problems)
 
 
 async def wait_for_engines(pool: WorkerPool, bus: EventBus, timeout_s: float) -> None:
@@ -87,6 +101,17 @@ def refuse_unfit(config: Config, pool: WorkerPool, bus: EventBus) -> None:
         bus.emit(EngineDoubted(doubt.path, doubt.message))
     if problems := complaints(config, answers):
         raise ConfigError(problems)
+
+
+def guard_fleet(config: Config, parts: Parts) -> None:
+    """From now on let nobody in whom the start would have refused; one that was added meanwhile is taken out again."""
+    newcomers = Newcomers(config, parts.pool.workers, lambda: parts.fleet.source is not None)
+    for worker in list(parts.pool.workers.values()):
+        if (words := newcomers.refuse(worker)) is not None:
+            worker.refusal = WorkerFailure("unfit", words, hard=True)
+            worker.breaker.trip(asyncio.get_running_loop().time())
+            worker.become(WorkerState.RECOVERING, str(worker.refusal))
+    parts.supervisor.unfit = newcomers.refuse
 
 
 def _log_of(worker: Worker) -> str:

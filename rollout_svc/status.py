@@ -16,9 +16,10 @@ from rollout_svc.plan import Plan
 from rollout_svc.producer.schedule import WORDS
 from rollout_svc.stuck import oldest_samples
 
-__all__ = ["describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
+__all__ = ["OLDEST", "describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
 
-_OLDEST: Final = 5  # samples named when something takes long
+OLDEST: Final = 5
+"""Samples named when something takes long."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -48,6 +49,7 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
         "buffer": {
             "ready": parts.buffer.ready,
             "unfinished": parts.buffer.unfinished,
+            "bytes": parts.buffer.bytes,
             "leases": [
                 {"batch_id": lease.batch_id, "step": lease.step, "groups": len(lease.groups)}
                 for lease in parts.buffer.leases
@@ -58,7 +60,12 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
             "exhausted": parts.producer.exhausted,
             "no_worker_s": parts.attendance.absent_s,
             "schedule": parts.producer.describe(),
+            "tasks": parts.producer.mixture.as_json(),
+            "filtered_in_a_row": parts.droughts.as_json(),
+            "sources": {name: source.as_json() for name, source in parts.producer.sources.items()},
         },
+        "trajectories": parts.trajectories.as_json(),
+        "evaluations": parts.evaluations.as_json(),
         "ledger": parts.ledger.as_json(),
         "plan": plan.as_json(),
         "rss_bytes": rss_bytes(),
@@ -72,7 +79,18 @@ def whereabouts(parts: Parts) -> dict[str, str]:
 
 def hopeless(parts: Parts, plan: Plan, groups: int) -> bool:
     """Whether `groups` groups can never be ready; asked whenever a group becomes ready, so it only compares numbers."""
-    return groups > plan.max_groups or (parts.producer.exhausted and _left(parts) < groups)
+    if groups > plan.max_groups or (parts.producer.exhausted and _left(parts) < groups):
+        return True
+    most = parts.producer.mixture.most_groups
+    return (most is not None and groups > most) or _no_bytes_left(parts, groups)
+
+
+def _no_bytes_left(parts: Parts, groups: int) -> bool:
+    """Whether ready groups alone fill the buffer, and those under way are too few: nothing more will be admitted."""
+    buffer, ledger = parts.buffer, parts.ledger
+    if buffer.max_bytes is None or buffer.ready_bytes < buffer.max_bytes:
+        return False  # an ack makes room for more
+    return buffer.ready + sum(ledger.groups(account) for account in ("queued", "in_flight", "aborted")) < groups
 
 
 def _left(parts: Parts) -> int:
@@ -89,13 +107,25 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "workers": whereabouts(parts),
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
-        "oldest": oldest_samples(parts, _OLDEST),
+        "prompts_used": {name: source.as_json()["used"] for name, source in parts.producer.sources.items()},
+        "oldest": oldest_samples(parts, OLDEST, ("train",)),
     }
     if groups > plan.max_groups:
         message = f"the plan admits at most {plan.max_groups} groups that are not consumed"
         return Shortage("not_enough", message, detail, final=True)
+    most = parts.producer.mixture.most_groups
+    if most is not None and groups > most:
+        message = f"the tasks' own limits (tasks.N.max_groups) allow {most} groups that are not consumed, in all"
+        return Shortage("not_enough", message, detail, final=True)
+    if _no_bytes_left(parts, groups):
+        ready, size, bound = parts.buffer.ready, parts.buffer.ready_bytes, parts.buffer.max_bytes
+        message = f"buffer.max_bytes is {bound}, and {ready} groups take {size} bytes; {groups} of them would take "
+        message += f"about {size * groups // max(1, ready)}"
+        detail["buffer"] = {"path": "buffer.max_bytes", "max_bytes": bound, "bytes": size, "ready": ready}
+        return Shortage("not_enough", message, detail, final=True)
     if parts.producer.exhausted and _left(parts) < groups:
-        message = "the prompts are used up, and not enough groups are left under way"
+        used = sum(source.as_json()["used"] for source in parts.producer.sources.values())
+        message = f"the prompts are used up, all {used}, and {_left(parts)} groups are left under way"
         return Shortage("exhausted", message, detail, final=True)
     if "train" in parts.pauses.closed:
         return Shortage("paused", "the stage is paused", detail)
@@ -103,4 +133,6 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
     message = f"{waiting}: {WORDS[waiting]}" if waiting in WORDS else "groups are under way"
     if parts.tally.last_failure and not parts.buffer.ready:
         message += f"; {sum(parts.tally.failed.values())} attempts failed, last: {parts.tally.last_failure}"
+    if (drought := parts.droughts.told()) and not parts.buffer.ready:
+        message += f"; {drought}"
     return Shortage("not_enough", message, detail)

@@ -86,3 +86,22 @@ def test_check_finds_an_imbalance() -> None:
     ledger._samples.counts["ready"] = 3
     with pytest.raises(LedgerImbalance, match="samples"):
         ledger.check()
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), accounts, accounts), max_size=40))
+def test_the_accounts_of_the_tasks_add_up_to_all(calls: list[tuple[str, Account, Account]]) -> None:
+    """Each group is counted once for its task, and a task cannot lose a group that it does not have."""  # P1 P33
+    ledger = Ledger()
+    for task in "ab":
+        ledger.admit(2, task)
+    for task, source, target in calls:
+        held = ledger.task(task).counts[source]
+        if source != target and (source in SETTLED or not held):
+            before = ledger.as_json()["groups"]
+            with pytest.raises(LedgerImbalance):
+                ledger.move_group(source, target, task)
+            assert ledger.as_json()["groups"] == before
+        else:
+            ledger.move_group(source, target, task)
+        for account in ACCOUNTS:
+            assert ledger.groups(account) == sum(ledger.task(name).counts[account] for name in "ab")

@@ -27,7 +27,7 @@ def test_what_passed_is_not_repeated(tmp_path: Path) -> None:
     assert choose(elsewhere, proved)[0] == "test-vllm-smoke"
 
 
-@pytest.mark.parametrize("changed", ["engines", "workers", "weights", "pause", "vllm", "requirements"])
+@pytest.mark.parametrize("changed", ["engines", "workers", "weights", "pause", "conformance", "vllm", "requirements"])
 def test_any_change_asks_for_the_whole(tmp_path: Path, changed: str) -> None:
     """One other byte in a watched folder, in these tests, or in the engine's version: all of it runs."""
     proved = digest_of(write(tmp_path / "before"))

@@ -4,16 +4,20 @@ Invariants:
 
 - A group is in at most one of: unfinished, ready, a lease. Each move is one synchronous step.
 - A lease ends exactly once: by its ack (consumed for good) or by time (its groups are ready again, in front).
-- Order is first in, first out; what comes back goes to the front, so that old work is finished first.
+- Old work first: unfinished groups go on by their oldest token's version, then by their admission; ready ones are first
+  in, first out, and what a lease gives back goes to the front.
 - An unfinished group that is set aside is still unfinished, and goes on only when it is asked for by name.
+- The bytes of finished groups, ready and leased, are counted exactly; nothing is ever put out to make room.
 - The clock is passed in.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rollout_svc.group import Group
 
@@ -30,14 +34,25 @@ class Lease:
     step: int
     groups: tuple[Group, ...]
     expires_at: float
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class ReplayBuffer:
     """All groups that no task owns and that are not settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """Make an empty buffer.
+
+        Args:
+            max_bytes: bytes of finished groups at which it is `full`; None: it never is.
+        """
+        self.max_bytes = max_bytes
+        self.ready_bytes = 0
+        self.leased_bytes = 0
         self._unfinished: OrderedDict[str, Group] = OrderedDict()
         self._aside: set[str] = set()
+        self._by_age: list[tuple[float, float, int, Group]] = []  # a heap; entries of groups that left are dropped late
+        self._put = 0
         self._ready: OrderedDict[str, Group] = OrderedDict()
         self._oldest: Counter[float] = Counter()  # of the ready groups, how many have this as their oldest version
         self._leases: dict[str, Lease] = {}
@@ -64,21 +79,32 @@ class ReplayBuffer:
         return len(self._unfinished)
 
     def unfinished_groups(self) -> Iterator[Group]:
-        """Those groups, in the order they go on."""
+        """Those groups, in the order they came."""
         return iter(tuple(self._unfinished.values()))
 
     def put_back(self, group: Group) -> None:
         """Keep a group that was handed back unfinished."""
         self._unfinished[group.group_id] = group
+        self._put += 1
+        heapq.heappush(self._by_age, (group.oldest, group.created_at, self._put, group))
         self.changed()
 
     def next_unfinished(self, now: float) -> Group | None:
         """Take out the oldest group whose time has come; None when there is none."""
-        for group_id, group in self._unfinished.items():
-            if group.not_before <= now and group_id not in self._aside:
-                del self._unfinished[group_id]
-                return group
-        return None
+        resting: list[tuple[float, float, int, Group]] = []
+        found: Group | None = None
+        while self._by_age and found is None:
+            entry = heapq.heappop(self._by_age)
+            group = entry[-1]
+            if self._unfinished.get(group.group_id) is not group or group.group_id in self._aside:
+                continue
+            if group.not_before <= now:
+                found = self._unfinished.pop(group.group_id)
+            else:
+                resting.append(entry)
+        for entry in resting:
+            heapq.heappush(self._by_age, entry)
+        return found
 
     def set_aside(self, group: Group) -> None:
         """Keep a group that was taken out, until it is asked for by name; tells nobody."""
@@ -102,6 +128,26 @@ class ReplayBuffer:
     def earliest(self) -> float | None:
         """When the next unfinished group may go on; None when there is none."""
         return min((group.not_before for group in self._in_line()), default=None)
+
+    # -- bytes -----------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the encoded samples of finished groups."""
+        return self.ready_bytes + self.leased_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether those have reached the bound: what is begun may finish, nothing new should be."""
+        return self.max_bytes is not None and self.bytes >= self.max_bytes
+
+    def why_full(self, batch: int) -> str:
+        """The bytes, and where the bound is below a batch of so many groups what that would take, by their mean."""
+        told = f"buffer.max_bytes is {self.max_bytes}, finished groups take {self.bytes}"
+        finished = self.ready + sum(len(lease.groups) for lease in self._leases.values())
+        if self.max_bytes is None or batch * self.bytes <= self.max_bytes * finished:
+            return told
+        return f"{told}; a batch of {batch} groups would take about {batch * self.bytes // finished}"
 
     # -- ready -----------------------------------------------------------------------------------------------
 
@@ -130,9 +176,11 @@ class ReplayBuffer:
     def _enter(self, group: Group) -> None:
         self._ready[group.group_id] = group
         self._oldest[group.oldest] += 1
+        self.ready_bytes += group.payload_bytes
 
     def _leave(self, group: Group) -> None:
         del self._ready[group.group_id]
+        self.ready_bytes -= group.payload_bytes
         self._oldest[group.oldest] -= 1
         if not self._oldest[group.oldest]:
             del self._oldest[group.oldest]
@@ -144,12 +192,20 @@ class ReplayBuffer:
         """Leases in force."""
         return tuple(self._leases.values())
 
-    def lease(self, batch_id: str, step: int, groups: list[Group], expires_at: float) -> Lease:
-        """Lend ready groups as one batch."""
+    def lease(
+        self,
+        batch_id: str,
+        step: int,
+        groups: list[Group],
+        expires_at: float,
+        metrics: dict[str, Any] | None = None,
+    ) -> Lease:
+        """Lend ready groups as one batch, with its figures."""
         for group in groups:
             self._leave(group)
             group.lease()
-        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at)
+            self.leased_bytes += group.payload_bytes
+        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at, metrics or {})
         return lease
 
     def leased_at(self, step: int) -> Lease | None:
@@ -162,8 +218,9 @@ class ReplayBuffer:
         if lease is None:
             return None
         for group in lease.groups:
+            self.leased_bytes -= group.payload_bytes
             group.settle("consumed")
-        self._remember(batch_id, "acknowledged")
+        self.remember(batch_id, "acknowledged")
         self.changed()
         return lease
 
@@ -174,9 +231,10 @@ class ReplayBuffer:
             del self._leases[lease.batch_id]
             for group in reversed(lease.groups):
                 group.unlease()
+                self.leased_bytes -= group.payload_bytes
                 self._enter(group)
                 self._ready.move_to_end(group.group_id, last=False)
-            self._remember(lease.batch_id, "expired")
+            self.remember(lease.batch_id, "expired")
         if expired:
             self.changed()
         return expired
@@ -185,7 +243,8 @@ class ReplayBuffer:
         """How an ended lease ended: `acknowledged` or `expired`; None for one never seen, or long ago."""
         return self._ended.get(batch_id)
 
-    def _remember(self, batch_id: str, fate: str) -> None:
+    def remember(self, batch_id: str, fate: str) -> None:
+        """Keep how a lease ended, for a late ack."""
         self._ended[batch_id] = fate
         if len(self._ended) > _REMEMBERED_LEASES:
             self._ended.popitem(last=False)

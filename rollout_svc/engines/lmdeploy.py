@@ -26,6 +26,7 @@ from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
 from rollout_svc.engines.lmdeploy_probe import NAME, PROBE, has_no_logprobs, read_profile, without_logprobs
 from rollout_svc.engines.lmdeploy_stream import LMDeployReader
+from rollout_svc.engines.params import UNSENT, SamplingParams
 from rollout_svc.engines.parsing import OK, check_numbers, check_status, excerpt, failure_of
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import FinishReason
@@ -36,7 +37,6 @@ _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "
 _FIRST_SESSION: Final = 10**9  # smaller ids are compared with the engine's internal ones, and refused at random
 _SESSIONS: Final = 2**52  # with the first still exact in a JSON number
 _NEUTRAL: Final[dict[str, Any]] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-_UNSENT: Final[tuple[Any, ...]] = (None, [], {}, "")
 _HOTTEST: Final = 2.0  # temperature
 _LACKING: Final = frozenset(
     {
@@ -45,7 +45,6 @@ _LACKING: Final = frozenset(
     }
 )
 """Settings other engines have; LMDeploy's `/generate` would ignore them without a word."""
-_CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 _REFUSED: Final = 400
 _UNKNOWN_ROUTE: Final = 404
 # 409: its session is taken; 499: somebody else cancelled it. Neither is the sample's doing.
@@ -62,7 +61,7 @@ class LMDeployDialect:
     name = NAME
 
     def __init__(self) -> None:
-        self._params: dict[int, tuple[SamplingConfig, dict[str, Any]]] = {}
+        self._params = SamplingParams(_NEUTRAL)
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -70,7 +69,7 @@ class LMDeployDialect:
         """Build `POST /generate`: token ids in, token ids and logprobs out; it takes no seed."""
         body = {
             **request.extra,
-            **self._sampling_params(request.sampling),
+            **self._params.of(request.sampling),
             "session_id": _session(request.request_id),
             "input_ids": request.input_ids,
             "max_tokens": request.max_tokens,
@@ -79,21 +78,6 @@ class LMDeployDialect:
             "stream": stream,
         }
         return Call("POST", "/generate", orjson.dumps(body))
-
-    def _sampling_params(self, sampling: SamplingConfig) -> dict[str, Any]:
-        known = self._params.get(id(sampling))
-        if known is not None:
-            return known[1]
-        params: dict[str, Any] = {**_NEUTRAL, "temperature": sampling.temperature, "top_p": sampling.top_p}
-        if sampling.top_k is not None:
-            params["top_k"] = sampling.top_k
-        if sampling.stop:
-            params["stop"] = list(sampling.stop)
-        params.update({key: value for key, value in sampling.extra.items() if value not in _UNSENT})
-        if len(self._params) >= _CACHED_SAMPLINGS:
-            self._params.clear()
-        self._params[id(sampling)] = (sampling, params)
-        return params
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read the answer of `/generate`.
@@ -125,7 +109,7 @@ class LMDeployDialect:
             return f"top_p: LMDeploy takes above 0 and up to 1, not {sampling.top_p:g}"
         if sampling.top_k is not None and sampling.top_k < 0:
             return f"top_k: LMDeploy takes 0 (all) and up, not {sampling.top_k}"
-        given = {key for key, value in sampling.extra.items() if value not in _UNSENT}
+        given = {key for key, value in sampling.extra.items() if value not in UNSENT}
         lacking = min(_LACKING & given, default=None)
         return None if lacking is None else f"extra.{lacking}: LMDeploy's /generate has no such setting"
 

@@ -94,7 +94,7 @@ def _served(models: Reply | WorkerFailure) -> str:
         raise WorkerFailure("wrong_dialect", f"GET /v1/models: {excerpt(models)}") from error
     except WorkerFailure as failure:
         if failure.kind in ("not_found", "bad_body"):
-            raise WorkerFailure("wrong_dialect", f"GET /v1/models: {failure}") from failure
+            raise WorkerFailure("wrong_dialect", f"GET /v1/models: {failure.message}") from failure
         raise
     if owner != NAME:
         raise WorkerFailure("wrong_dialect", f"GET /v1/models: owned_by {owner!r:.100}")

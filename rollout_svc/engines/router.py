@@ -20,10 +20,12 @@ from rollout_svc.engines.parsing import OK, excerpt
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.errors import SampleFailure, WorkerFailure
 
-__all__ = ["LISTING", "PASSED", "PASSED_SAMPLING", "RoutedSGLang", "listed_engines", "too_many"]
+__all__ = ["LISTING", "OWN", "PASSED", "PASSED_SAMPLING", "RoutedSGLang", "listed_engines", "too_many"]
 
 LISTING: Final = Call("GET", "/workers")
 """Asks a router for its engines; cheap, and never sent on to one of them."""
+OWN: Final = Call("GET", "/server_info")
+"""Answered by an engine itself alone: 404 at a router."""
 
 PASSED: Final = frozenset(
     {

@@ -18,6 +18,7 @@ import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
+from rollout_svc.engines.params import SamplingParams
 from rollout_svc.engines.parsing import (
     OK,
     check_numbers,
@@ -41,7 +42,6 @@ _CAPABILITIES: Final = (
 _UNHEALTHY: Final = 503
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
 _CACHED_SPANS: Final = 1024  # spans of whole answers: few lengths and fewer labels, of values that never change
-_CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 
 
 class SGLangDialect:
@@ -50,13 +50,13 @@ class SGLangDialect:
     name = "sglang"
 
     def __init__(self) -> None:
-        self._params: dict[int, tuple[SamplingConfig, dict[str, Any]]] = {}
+        self._params = SamplingParams()
 
     # -- generation ------------------------------------------------------------------------------------------
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Call:
         """Build `POST /generate`: token ids in, token ids and logprobs out."""
-        params = {**self._sampling_params(request.sampling), "max_new_tokens": request.max_tokens}
+        params = {**self._params.of(request.sampling), "max_new_tokens": request.max_tokens}
         if request.seed is not None:
             params["sampling_seed"] = request.seed
         body = {
@@ -68,21 +68,6 @@ class SGLangDialect:
             "stream": stream,
         }
         return Call("POST", "/generate", orjson.dumps(body))
-
-    def _sampling_params(self, sampling: SamplingConfig) -> dict[str, Any]:
-        known = self._params.get(id(sampling))
-        if known is not None:
-            return known[1]
-        params: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        if sampling.top_k is not None:
-            params["top_k"] = sampling.top_k
-        if sampling.stop:
-            params["stop"] = list(sampling.stop)
-        params.update({key: value for key, value in sampling.extra.items() if value not in (None, [], {}, "")})
-        if len(self._params) >= _CACHED_SAMPLINGS:
-            self._params.clear()
-        self._params[id(sampling)] = (sampling, params)
-        return params
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read the answer of `/generate`.
@@ -122,7 +107,7 @@ class SGLangDialect:
             model = control_body(first)
         except WorkerFailure as failure:
             if failure.kind in ("not_found", "bad_body"):
-                raise WorkerFailure("wrong_dialect", f"GET /model_info: {failure}") from failure
+                raise WorkerFailure("wrong_dialect", f"GET /model_info: {failure.message}") from failure
             raise
         if "weight_version" not in model:
             raise WorkerFailure("wrong_dialect", f"GET /model_info without weight_version: {excerpt(first)}")

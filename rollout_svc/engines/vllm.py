@@ -13,12 +13,13 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
+from rollout_svc.engines.params import SamplingParams
 from rollout_svc.engines.parsing import OK, control_body, excerpt
 from rollout_svc.engines.vllm_answers import ID_PREFIX, VLLMStream, completion_of
 from rollout_svc.engines.vllm_probe import ABORT, PROBE, gauges_of, profile_of
@@ -29,7 +30,6 @@ __all__ = ["VLLMDialect"]
 _NOT_FOUND: Final = 404
 _LOADING: Final = "loading "  # what the label begins with from before a load until after it
 _UNAVAILABLE: Final = 503
-_CACHED_SAMPLINGS: Final = 256  # distinct SamplingConfig objects whose encoding is kept
 # vLLM ignores keys it does not know: those of other engines would be lost without a word.
 _FOREIGN: Final = {
     "max_new_tokens": "sampling.max_tokens",
@@ -52,14 +52,14 @@ class VLLMDialect:
     name = "vllm"
 
     def __init__(self) -> None:
-        self._params: dict[int, tuple[SamplingConfig, dict[str, Any]]] = {}
+        self._params = SamplingParams()
         self._labels = True
 
     # -- generation ------------------------------------------------------------------------------------------
 
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Call:
         """Build `POST /inference/v1/generate`: token ids in, token ids and logprobs out."""
-        params = {**self._sampling_params(request.sampling), "max_tokens": request.max_tokens, "logprobs": 0}
+        params = {**self._params.of(request.sampling), "max_tokens": request.max_tokens, "logprobs": 0}
         if request.seed is not None:
             params["seed"] = request.seed
         body = {
@@ -71,21 +71,6 @@ class VLLMDialect:
             "stream": stream,
         }
         return Call("POST", "/inference/v1/generate", orjson.dumps(body))
-
-    def _sampling_params(self, sampling: SamplingConfig) -> dict[str, Any]:
-        known = self._params.get(id(sampling))
-        if known is not None:
-            return known[1]
-        params: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        if sampling.top_k is not None:
-            params["top_k"] = sampling.top_k
-        if sampling.stop:
-            params["stop"] = list(sampling.stop)
-        params.update({key: value for key, value in sampling.extra.items() if value not in (None, [], {}, "")})
-        if len(self._params) >= _CACHED_SAMPLINGS:
-            self._params.clear()
-        self._params[id(sampling)] = (sampling, params)
-        return params
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read the answer; raises WorkerFailure or SampleFailure."""

@@ -18,8 +18,9 @@ import signal
 import socket
 import subprocess
 import time
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rollout_svc.launching.launch import Launch, LaunchFailed
 from rollout_svc.launching.leash import leashed
@@ -115,10 +116,10 @@ class ProcessLauncher:
     def is_free(host: str, port: int) -> bool:
         """Whether a process could listen there now; a connection that just ended there is no obstacle."""
         try:
-            kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            kind, address = _looked_up(host)
             with socket.socket(kind, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+                probe.bind((address[0], port, *address[2:]))
         except OSError:
             return False
         return True
@@ -172,6 +173,16 @@ class ProcessLauncher:
         await wait_until([process.ended for process in self._processes], deadline)
         for process in self._processes:
             process.let_go()
+
+
+@lru_cache(maxsize=64)
+def _looked_up(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Where a host is, asked once: a name server may be slow, and ports are tried in the loop. Raises OSError.
+
+    The first to ask is the check of the settings, in a thread.
+    """
+    kind, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    return kind, address
 
 
 def _spawn(launch: Launch) -> tuple[subprocess.Popen[bytes], int]:

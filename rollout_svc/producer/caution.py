@@ -5,13 +5,16 @@ Invariants:
 - `LIMIT` groups failed in a row, none finished in between: new prompts rest. One group that finishes ends it.
 - Each rest lets one group through, as a trial, and the next rest is twice as long, up to `LONGEST_S`.
 - Groups under way when it began may fail as they like: only a trial makes the next rest longer.
+- A filtered group is neither a failure nor a success: it ends no row of failures, and no rest.
+- Each task has a caution of its own: one that works does not hide one that fails, nor is held up by it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["FIRST_S", "LIMIT", "LONGEST_S", "Caution"]
+__all__ = ["FIRST_S", "LIMIT", "LONGEST_S", "Caution", "Cautions"]
 
 LIMIT: Final = 8
 """Groups that fail in a row before new ones rest: fewer may be bad luck with a few prompts."""
@@ -58,3 +61,41 @@ class Caution:
         ended = self.until is not None
         self._in_a_row, self.until = 0, None
         return ended
+
+
+class Cautions:
+    """The caution of every task."""
+
+    __slots__ = ("_by_task", "reason")
+
+    def __init__(self, tasks: Iterable[str]) -> None:
+        self._by_task = {task: Caution() for task in tasks}
+        self.reason = ""
+
+    def __repr__(self) -> str:
+        return f"<Cautions {self._by_task}>"
+
+    def rests(self, task: str, now: float) -> bool:
+        """Whether new prompts of a task have to wait."""
+        return self._by_task[task].resting(now)
+
+    def resting(self, now: float) -> bool:
+        """Whether those of every task have to."""
+        return all(caution.resting(now) for caution in self._by_task.values())
+
+    def ends(self) -> list[float]:
+        """When the rests of the tasks are over, where there are any."""
+        return [caution.until for caution in self._by_task.values() if caution.until is not None]
+
+    def failed(self, task: str, reason: str, now: float) -> None:
+        """A group of a task failed for good."""
+        self.reason = reason
+        self._by_task[task].failed(reason, now)
+
+    def admitted(self, task: str, now: float) -> None:
+        """A prompt of a task was admitted."""
+        self._by_task[task].admitted(now)
+
+    def finished(self, task: str) -> bool:
+        """A group of a task finished; returns whether that ended a time of caution."""
+        return self._by_task[task].finished()

@@ -14,7 +14,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from rollout_svc.buffer.replay import ReplayBuffer
@@ -22,15 +23,25 @@ from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.config import Strategy, TrainerConfig
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.events import (
+    EventBus,
+    GroupAdmitted,
+    GroupFinished,
+    GroupSettled,
+    ProducerWaiting,
+    SampleFailed,
+    SourceSkips,
+)
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
-from rollout_svc.producer.caution import Caution
+from rollout_svc.producer.caution import Cautions
 from rollout_svc.producer.expiry import EarlyCancel
 from rollout_svc.producer.lines import PromptLine
-from rollout_svc.producer.schedule import Counts, Decision, Demand, Rule, decide, make_rule, next_task
+from rollout_svc.producer.mixture import Mixture, Share
+from rollout_svc.producer.returned import returned_first
+from rollout_svc.producer.schedule import Counts, Decision, Demand, Rule, admittable, decide, make_rule
 from rollout_svc.producer.sources import PromptSource
 from rollout_svc.producer.tail import Tail
 from rollout_svc.prompt import Prompt
@@ -75,7 +86,6 @@ class Producer:
         self.demand: Callable[[], Demand] = lambda: Demand(0, 0)
         self.tail = tail
         self.waiting = ""
-        self.admitted: dict[str, int] = dict.fromkeys(runtimes, 0)
         self._gate = gate
         self._pool = pool
         self._rollouts = rollouts
@@ -97,21 +107,65 @@ class Producer:
         self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._caution = Caution()
+        self._caution = Cautions(runtimes)
+        self.mixture = Mixture(
+            shares={name: Share(runtime.weight, runtime.max_groups) for name, runtime in runtimes.items()},
+            ledger=ledger,
+            feeding=self,
+        )
+        tail.barred = self.mixture.at_limit
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
+
+    @property
+    def sources(self) -> Mapping[str, PromptSource]:
+        """Where prompts come from, by task."""
+        return self._sources
 
     @property
     def exhausted(self) -> bool:
         """Whether no source will ever give another prompt."""
         return all(source.exhausted for source in self._sources.values())
 
+    # -- what the mix has to know ----------------------------------------------------------------------------
+
+    @property
+    def flowing(self) -> bool:
+        """Whether groups under way go on: a lane that is open, and a worker in traffic."""
+        return self._gate.is_open("train") and bool(self._pool.active)
+
+    def admittable(self) -> int:
+        """Groups that could be admitted now, were there prompts: requests that have to end first are no obstacle."""
+        return 0 if self.rule is None else admittable(self.counts(self.rule), self.rule)
+
+    def held_back(self, task: str) -> int:
+        """Groups of this task that wait in the tail: nobody can wait for them."""
+        return self.tail.held_back(task)
+
+    def obstacle(self, task: str) -> str:
+        """Why no prompt of this task can be admitted now, whatever room there is; empty: one can."""
+        source = self._sources[task]
+        try:
+            line = source.peek()
+        except Exception:  # noqa: BLE001 - the loop meets it too, and ends of it
+            return "failed"
+        if line is None:
+            return "exhausted" if source.exhausted else "no_prompts"
+        resting = self._caution.rests(task, asyncio.get_running_loop().time())
+        return "every_group_fails" if resting else ""
+
+    # -- producing -------------------------------------------------------------------------------------------
+
     def follow(self, plan: Plan, trainer: TrainerConfig) -> None:
         """Follow another plan from now on; groups under way keep their size."""
         self.rule = make_rule(self._strategy, trainer, required=plan.required, max_groups=plan.max_groups)
         self._group_size = trainer.prompt_repeat_k
         self.wake()
+
+    def return_first(self, prompts: Iterable[Prompt]) -> None:
+        """Admit these before what the sources of their tasks give; before `run`."""
+        self._sources = returned_first(self._sources, prompts)
 
     def wake(self) -> None:
         """Something changed: look again."""
@@ -131,8 +185,10 @@ class Producer:
     async def run(self) -> None:
         """Produce until cancelled."""
         try:
-            for source in self._sources.values():
+            for task, source in self._sources.items():
                 source.open(self._source_changed)
+                if source.skips:
+                    self._bus.emit(SourceSkips(task, source.skips))
             await self._produce()
         finally:
             for source in self._sources.values():
@@ -170,6 +226,7 @@ class Producer:
             ready=fresh,
             tail=tail.counts,
             resting=self._caution.resting(now),
+            buffer_full=self._buffer.full,
         )
 
     def describe(self) -> dict[str, Any] | None:
@@ -189,7 +246,12 @@ class Producer:
 
     def _decide(self) -> Decision:
         rule = self.rule
-        return Decision("wait", "no_worker") if rule is None else decide(self.counts(rule), rule)
+        if rule is None:
+            return Decision("wait", "no_worker")
+        counts = self.counts(rule)
+        if rule.strategy == "async" and counts.ready >= (needed := rule.needed(counts.demand)):
+            counts = replace(counts, lacking=bool(self.mixture.missing(needed)))
+        return decide(counts, rule)
 
     async def _step(self) -> bool:
         """Start one group; returns whether there may be more to start."""
@@ -238,6 +300,9 @@ class Producer:
                 self.tail.started(entry)
                 self._run(entry)
             return True
+        if self.mixture.at_limit(entry.task):
+            self.tail.defer()
+            return True
         group = self._enter(entry, None)
         self.tail.started(group)
         self._run(group)
@@ -246,9 +311,10 @@ class Producer:
     async def _admit(self) -> bool:
         """Encode a prompt, then decide again: what was awaited may have changed everything."""
         lines = {name: line for name, source in self._sources.items() if (line := source.peek()) is not None}
-        task = next_task(self.admitted, {name: self._runtimes[name].weight for name in lines})
+        obstacles = {name: self.mixture.obstacle(name) for name in lines}
+        task = self.mixture.next_task([name for name, obstacle in obstacles.items() if not obstacle])
         if task is None:
-            return self._without_prompts()
+            return self._without_prompts(obstacles.values())
         line = lines[task]
         failure = None if line.problem is None else SampleFailure(BAD_PROMPT, line.problem)
         ids: list[int] = []
@@ -260,16 +326,18 @@ class Producer:
         decision = self._decide()
         if decision.action != "admit":
             return decision.action != "wait"
-        source = self._sources[task]
-        source.advance()
-        self._start(task, line, ids, failure, source.position)
+        self._start(task, line, ids, failure, self._sources[task].advance())
         return True
 
-    def _without_prompts(self) -> bool:
-        """No source has a prompt: the tail waits for no more company; returns whether there is something to start."""
+    def _without_prompts(self, obstacles: Collection[str]) -> bool:
+        """No task can give a prompt: the tail waits for no more company; returns whether something may be started."""
         self.tail.begin()
         if self.tail.peek() is not None:
             return True
+        for reason in ("every_group_fails", "task_limit"):
+            if reason in obstacles:
+                self._say(reason)
+                return False
         ended = self.waiting != "no_prompts" and self.exhausted
         self._say("no_prompts")
         if ended:
@@ -277,7 +345,7 @@ class Producer:
         return False
 
     def _start(
-        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position
+        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position | None
     ) -> None:
         content = line.content
         prompt = Prompt(
@@ -290,7 +358,6 @@ class Producer:
             engine_extra=dict(content.get("engine_extra") or {}),
         )
         group = self._enter(prompt, position)
-        self.admitted[task] += 1
         if failure is not None:
             self._fail(group, failure)
             return
@@ -312,7 +379,7 @@ class Producer:
             now=now,
         )
         self._storage.admitted(group, position)
-        self._caution.admitted(now)
+        self._caution.admitted(prompt.task, now)
         self._bus.emit(GroupAdmitted(group.group_id, prompt.task, self._group_size))
         return group
 
@@ -323,6 +390,7 @@ class Producer:
         failed = SampleFailed(group.samples[0].sample_id, group.prompt.task, reason, failure.message, 1, final=True)
         self._bus.emit(failed)
         self._settling.settle(group, "failed", reason)
+        self._buffer.changed()  # a batch may have waited for it
 
     # -- what changes the decision ---------------------------------------------------------------------------
 
@@ -339,13 +407,13 @@ class Producer:
         self._warned = False
         if self.tail.ended(event.group_id):
             self.wake()
-        if self._caution.finished():
+        if self._caution.finished(event.task):
             self.wake()
 
     def _settled(self, event: GroupSettled) -> None:
         self.tail.ended(event.group_id)
         if event.outcome == "failed":
-            self._caution.failed(event.reason or "", asyncio.get_running_loop().time())
+            self._caution.failed(event.task, event.reason or "", asyncio.get_running_loop().time())
             self._tell_if_exhausted()
         self.wake()  # one group less, or the beginning of a rest
 
@@ -356,6 +424,10 @@ class Producer:
                 if not self._warned:  # once, and not again after every trial
                     self._bus.emit(ProducerWaiting(reason, self._caution.reason))
                 self._warned = True
+            elif reason == "buffer_full":
+                self._bus.emit(
+                    ProducerWaiting(reason, self._buffer.why_full(0 if self.rule is None else self.rule.batch))
+                )
             elif reason in _TOLD:
                 states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
                 self._bus.emit(ProducerWaiting(reason, states or "no workers"))
@@ -364,7 +436,7 @@ class Producer:
         """Set the timer for what rests and may go on next."""
         self._cancel_timer()
         loop = asyncio.get_running_loop()
-        rests = [at for at in (self._buffer.earliest(), self._caution.until) if at is not None and at > loop.time()]
+        rests = [at for at in (self._buffer.earliest(), *self._caution.ends()) if at is not None and at > loop.time()]
         if rests:
             self._timer = loop.call_at(min(rests), self.wake)
 

@@ -37,10 +37,10 @@ __all__ = [
     "Demand",
     "Rule",
     "TailCounts",
+    "admittable",
     "decide",
     "first_window",
     "make_rule",
-    "next_task",
 ]
 
 Action = Literal["continue", "admit", "tail", "wait"]
@@ -55,8 +55,10 @@ WaitReason = Literal[
     "tail_round",
     "max_groups",
     "batch_under_way",
+    "buffer_full",
     "every_group_fails",
     "no_prompts",
+    "task_limit",
 ]
 WORDS: Final[Mapping[str, str]] = {
     "gate_closed": "the stage is paused",
@@ -68,8 +70,10 @@ WORDS: Final[Mapping[str, str]] = {
     "tail_round": "groups of the tail go first, when there is room for them in the next batch",
     "max_groups": "as many groups are admitted and not consumed as the plan allows: acknowledge a batch",
     "batch_under_way": "as many groups are under way as the batches that these weights can serve",
+    "buffer_full": "finished groups take as many bytes as buffer.max_bytes allows: acknowledge a batch",
     "every_group_fails": "groups keep failing, so new prompts rest",
     "no_prompts": "no prompt is there",
+    "task_limit": "every task that has prompts has as many groups as its max_groups allows",
 }
 """What each reason to wait means, for whoever waits for a batch."""
 
@@ -199,6 +203,8 @@ class Counts:
         ready: finished groups that may be handed over at the next step.
         tail: what gathered in the tail.
         resting: new prompts rest, because groups keep failing (`caution`).
+        buffer_full: finished groups take as many bytes as they may.
+        lacking: whether the mix of tasks lacks a group that can still come, however many are ready.
     """
 
     gate_open: bool
@@ -211,6 +217,8 @@ class Counts:
     ready: int = 0
     tail: TailCounts = TailCounts()
     resting: bool = False
+    buffer_full: bool = False
+    lacking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +242,7 @@ def decide(counts: Counts, rule: Rule) -> Decision:
         return Decision("wait", "no_worker")
     if rule.room(counts.demand) <= 0:
         return Decision("wait", "weights" if rule.strategy == "sync" else "step_ahead")
-    if rule.strategy == "async" and counts.ready >= rule.needed(counts.demand):
+    if rule.strategy == "async" and counts.ready >= rule.needed(counts.demand) and not counts.lacking:
         return Decision("wait", "batch_ready")
     if counts.generating >= rule.required * counts.active_workers:
         return Decision("wait", "target_reached")
@@ -265,26 +273,25 @@ def _barred(counts: Counts, rule: Rule) -> WaitReason:
     """Why no prompt at all may be admitted."""
     if counts.unsettled_groups >= rule.max_groups:
         return "max_groups"
+    if counts.buffer_full:
+        return "buffer_full"
     return "every_group_fails" if counts.resting else ""
 
 
-def _admission(counts: Counts, rule: Rule) -> Decision:
+def admittable(counts: Counts, rule: Rule) -> int:
+    """Groups that may be admitted now, were there prompts and were fewer requests under way."""
+    if not counts.gate_open or counts.active_workers == 0 or counts.buffer_full:
+        return 0
+    return max(0, min(rule.max_groups - counts.unsettled_groups, _limit(counts, rule) - counts.out))
+
+
+def _limit(counts: Counts, rule: Rule) -> int:
     limit = rule.limit(counts.demand)
-    if counts.tail.on:
-        limit = min(limit, rule.needed(counts.demand))
-    if counts.unsettled_groups < rule.max_groups and counts.out >= limit:
+    return min(limit, rule.needed(counts.demand)) if counts.tail.on else limit
+
+
+def _admission(counts: Counts, rule: Rule) -> Decision:
+    if counts.unsettled_groups < rule.max_groups and counts.out >= _limit(counts, rule):
         return Decision("wait", "batch_under_way")
     barred = _barred(counts, rule)
     return Decision("wait", barred) if barred else Decision("admit")
-
-
-def next_task(admitted: Mapping[str, int], weights: Mapping[str, float]) -> str | None:
-    """The task that is furthest behind its share; None when no task has prompts.
-
-    Args:
-        admitted: groups admitted so far, by task.
-        weights: share by task, of the tasks that have a prompt to give.
-    """
-    if not weights:
-        return None
-    return min(weights, key=lambda task: ((admitted.get(task, 0) + 1) / weights[task], task))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from rollout_svc.group import Group
 
-__all__ = ["doomed", "refusal", "staleness"]
+__all__ = ["doomed", "hand_over_order", "refusal", "staleness"]
 
 
 def staleness(versions: Iterable[int | None], step: int) -> int | None:
@@ -27,6 +27,11 @@ def refusal(group: Group, step: int, max_staleness: int) -> str | None:
     if age is None:
         return "version_unknown"
     return "stale" if age > max_staleness else None
+
+
+def hand_over_order(group: Group) -> tuple[float, float]:
+    """The key by which ready groups are handed over: the oldest version first, then who was ready first."""
+    return group.oldest, group.ready_at or 0.0
 
 
 def doomed(group: Group, step: int, max_staleness: int, *, partial: bool = True) -> str | None:

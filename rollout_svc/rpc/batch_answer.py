@@ -38,7 +38,7 @@ class SampleRecord(Record):
     logprobs: list[float]
     """Natural logarithms, one per token; 0.0 where the model did not make it."""
     loss_mask: list[Literal[0, 1]]
-    """0 where the model did not make the token."""
+    """0 where the model did not make the token, or it is older than the bound on tokens allows."""
     weight_versions: list[Span]
     response: str | None
     """Decoded `response_ids`; null without a tokenizer."""
@@ -71,7 +71,10 @@ class Figures(Record):
     groups: Natural
     samples: Natural
     reward_mean: float | None
+    """Before any filter: groups that were finished and dropped since the last batch count as well."""
     reward_std: float | None
+    reward_samples: Natural
+    """How many rewards these two are of."""
     response_length_mean: float | None
     response_length_min: Natural | None
     response_length_max: Natural | None
@@ -79,11 +82,15 @@ class Figures(Record):
     """Groups by trainer steps they are behind; `None`: a version is not known."""
     mixed_versions: Natural
     """Samples made under more than one weight version."""
+    masked_tokens: Natural
+    """Model tokens whose `loss_mask` is 0 because they are behind by more than `trainer.max_token_staleness`."""
 
 
 class BatchFigures(Figures):
     """Figures of a batch, and of what happened since the one before."""
 
+    max_token_staleness: Natural | None
+    """The bound on tokens that the batch was masked with."""
     aborted: Natural
     continued: Natural
     redone: Natural

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rollout_svc.engines import Call, Dialect, Endpoint, EngineInfo, EngineProfile, Health, Reply, Transport
-from rollout_svc.engines.router import LISTING, listed_engines, too_many
+from rollout_svc.engines.parsing import OK
+from rollout_svc.engines.router import LISTING, OWN, listed_engines, too_many
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.workers.merging import merged_failure, merged_info, merged_profile, total
 from rollout_svc.workers.worker import Worker
@@ -50,11 +51,12 @@ class Control:
                     raise
                 failures.append(failure)
             else:
-                await self._check_front(worker, timeout_s)
+                await self._check_front(worker, timeout_s, first=True)
                 worker.introduce(dialect, profile)
                 return profile
         names = " nor ".join(dialect.name for dialect in worker.candidates)
-        raise WorkerFailure("wrong_dialect", f"it is not {names}: {'; '.join(map(str, failures))}", hard=True)
+        said = "; ".join(failure.message for failure in failures)
+        raise WorkerFailure("wrong_dialect", f"it is not {names}: {said}", hard=True)
 
     async def _probe(self, dialect: Dialect, timeout_s: float, engine: Endpoint) -> EngineProfile:
         async def ask(call: Call) -> Reply | WorkerFailure:
@@ -125,14 +127,22 @@ class Control:
 
         await self._each(worker, make)
 
-    async def _check_front(self, worker: Worker, timeout_s: float) -> None:
-        """Raise WorkerFailure where nobody answers in front of the engines, or where it sends to others beside them."""
+    async def _check_front(self, worker: Worker, timeout_s: float, *, first: bool = False) -> None:
+        """Raise WorkerFailure where nobody answers in front of the engines, or where it sends to others beside them.
+
+        Where it does not list them it may be an engine itself, which the first look finds out: what it is sent would
+        run where no control call goes.
+        """
         if worker.front is None:
             return
         reply = await self._transport.control(worker.front, LISTING, timeout_s)
-        strangers = too_many(listed_engines(reply), [engine.url for engine in worker.engines])
+        listed = listed_engines(reply)
+        strangers = too_many(listed, [engine.url for engine in worker.engines])
         if strangers is not None:
             raise WorkerFailure("unfit", f"{worker.front.url}: {strangers}", hard=True)
+        if first and listed is None and (await self._transport.control(worker.front, OWN, timeout_s)).status == OK:
+            words = f"it answers {OWN.method} {OWN.path}, as an engine does and no router: engines go into `engines`"
+            raise WorkerFailure("unfit", f"{worker.front.url}: {words}", hard=True)
 
     @staticmethod
     async def _each(worker: Worker, visit: Callable[[Endpoint], Awaitable[T]]) -> dict[str, T]:

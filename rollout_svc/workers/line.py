@@ -2,7 +2,9 @@
 
 Invariants:
 
-- First come, first served, and as many are woken as there are slots; whoever is woken looks again before it acts.
+- Within a lane first come, first served; where both lanes wait they take turns, so that neither starves the other.
+- As many are woken as there are slots, and nobody who comes later overtakes those in line, or those who were woken and
+  have not run since. Whoever is woken looks again before it acts, and keeps its place if there is nothing after all.
 - One that was woken and is cancelled passes its turn on.
 - Thousands that are turned away at once leave a slice a turn.
 """
@@ -12,12 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from rollout_svc.gate import Lane
+from rollout_svc.gate import LANES, Lane
 from rollout_svc.signals import Waking
 
 __all__ = ["Line", "Wait"]
+
+_OTHER: Final[dict[Lane, Lane]] = {"train": "eval", "eval": "train"}
 
 
 class Wait(NamedTuple):
@@ -36,52 +40,76 @@ class Line:
 
     def __init__(self, on_passed: Callable[[], None]) -> None:
         self.waits: dict[str, Wait] = {}
-        self._queue: deque[tuple[Lane, asyncio.Future[None]]] = deque()
+        self._queues: dict[Lane, deque[asyncio.Future[None]]] = {lane: deque() for lane in LANES}
+        self._called: set[asyncio.Future[None]] = set()  # woken for a slot, and not run since
+        self._turn: Lane = "eval"
         self._waking = Waking()
         self._on_passed = on_passed
 
-    async def wait(self, sample_id: str, lane: Lane, since: float, deadline: float) -> None:
-        """Stand in line until woken, at most until `deadline`.
+    async def wait(self, sample_id: str, lane: Lane, since: float, deadline: float, *, again: bool = False) -> bool:
+        """Stand in line until woken, at most until `deadline`; returns whether it was for a slot.
 
         Args:
             sample_id: who waits.
-            lane: of which lane, for `turn_away`.
+            lane: of which lane.
             since: loop time since when, however often it was woken.
             deadline: loop time.
+            again: it was woken for a slot that was gone: it keeps its place.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self.waits[sample_id] = Wait("queued", since)
-        self._queue.append((lane, future))
+        queue = self._queues[lane]
+        if again:
+            queue.appendleft(future)
+        else:
+            queue.append(future)
+            self._on_passed()  # there may be a slot all the same: it only must not overtake those before it
         timer = loop.call_at(deadline, _wake, future)
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
+            if future in self._called:
+                self._called.discard(future)
                 self._on_passed()
             raise
         finally:
             self.waits.pop(sample_id, None)
             timer.cancel()
+        called = future in self._called
+        self._called.discard(future)
+        return called
 
     def __bool__(self) -> bool:
-        return bool(self._queue)
+        """Whether somebody waits, or was woken and has not run since."""
+        return bool(self._called) or any(self._queues.values())
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return sum(len(queue) for queue in self._queues.values())
 
     def wake(self, number: int) -> None:
-        """Let that many look again."""
-        while self._queue and number > 0:
-            future = self._queue.popleft()[1]
+        """Let that many look again, those included who were woken and have not run since."""
+        number -= len(self._called)
+        while number > 0:
+            queue = self._queues[self._turn] or self._queues[_OTHER[self._turn]]
+            if not queue:
+                return
+            future = queue.popleft()
             if not future.done():
                 future.set_result(None)
+                self._called.add(future)
                 number -= 1
+                self._turn = "train" if queue is self._queues["eval"] else "eval"
+
+    def wake_all(self) -> None:
+        """Let everyone look again: there is nothing to wait for."""
+        for lane in LANES:
+            self.turn_away(lane)
 
     def turn_away(self, lane: Lane) -> None:
         """Let everyone of a lane look again: its gate closed."""
-        leaving = [future for waits_for, future in self._queue if waits_for == lane]
-        self._queue = deque(entry for entry in self._queue if entry[0] != lane)
+        leaving = tuple(self._queues[lane])
+        self._queues[lane].clear()
         self._waking.add(leaving)
 
 

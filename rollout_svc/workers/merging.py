@@ -45,8 +45,6 @@ def merged_failure(failures: Mapping[str, WorkerFailure], engines: int) -> Worke
         `incomplete`, or the first's own kind where every engine failed. `accepted` unless one was refused for certain.
     """
     parts = list(failures.values())
-    said = {url: str(failure) for url, failure in failures.items()}
-    words = "; ".join(message if url in message else f"{url}: {message}" for url, message in said.items())
     final = next((failure for failure in parts if failure.kind in _FINAL), None)
     other = next((failure for failure in parts if failure.kind != "wrong_dialect"), None)
     if final is not None:
@@ -55,6 +53,8 @@ def merged_failure(failures: Mapping[str, WorkerFailure], engines: int) -> Worke
         kind = "wrong_dialect"
     else:
         kind = INCOMPLETE if len(parts) < engines else other.kind
+    said = {url: part.message if part.kind == kind else str(part) for url, part in failures.items()}
+    words = "; ".join(message if url in message else f"{url}: {message}" for url, message in said.items())
     waits = [failure.retry_after_s for failure in parts if failure.retry_after_s is not None]
     return WorkerFailure(
         kind,

@@ -28,11 +28,13 @@ from rollout_svc.sample import Sample
 from rollout_svc.segment import VersionSpan
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.call import AbortReason, CallEnded, EngineCall
 from rollout_svc.workers.control import CONTROL_TIMEOUT_S, Control
 from rollout_svc.workers.line import Line, Wait
+from rollout_svc.workers.overdue import Overdue
 from rollout_svc.workers.retry import retry
 from rollout_svc.workers.routing import Router
-from rollout_svc.workers.worker import AbortReason, CallEnded, EngineCall, Worker, WorkerState
+from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["WorkerPool"]
 
@@ -72,7 +74,7 @@ class WorkerPool:
         self._router = router
         self.line = Line(self._wake_waiting)
         self._listeners: list[Callable[[], None]] = []
-        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._overdue = Overdue(self.workers, request_timeout_s)
         self.on_fleet: Callable[[], None] = lambda: None
         self.on_answer: Callable[[Worker, EngineCall, bool], None] | None = None
         self.on_end: Callable[[Worker, EngineCall], None] | None = None
@@ -97,9 +99,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Stop the timer; idempotent."""
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-            self._deadline_timer = None
+        self._overdue.close()
 
     def changed(self) -> None:
         """Wake those who wait for a slot, as far as there are slots, and the listeners."""
@@ -114,8 +114,7 @@ class WorkerPool:
 
     def thawed(self) -> None:
         """A frozen worker goes on: its calls' time limits count again, and it has room."""
-        self.close()  # the timer may be for a younger call of a worker that went on earlier
-        self._watch_deadlines()
+        self._overdue.look_again()
         self.changed()
 
     def fleet_changed(self) -> None:
@@ -191,7 +190,8 @@ class WorkerPool:
         worker.calls[call.request_id] = call
         worker.tokens += tokens
         self.in_flight[lane] += 1
-        reader = worker.dialect.reader() if worker.stream else None
+        reader = call.reader = worker.dialect.reader() if worker.stream else None
+        call.max_tokens = request.max_tokens
         try:
             completion = await self._exchange(worker, call, request, reader)
             self._check(worker, call, request, completion)
@@ -224,6 +224,8 @@ class WorkerPool:
             if self.on_end is not None:
                 self.on_end(worker, call)
             self.changed()
+        if completion.finish_reason != "abort":
+            sample.worker_failures.clear()  # progress: what failed before says nothing of what comes
         self._answered(worker, call, completion)
         return completion
 
@@ -231,7 +233,7 @@ class WorkerPool:
         self, worker: Worker, call: EngineCall, request: GenerateRequest, reader: StreamReader | None
     ) -> Completion:
         """Send and receive under the call's own scope, which anyone may end."""
-        self._watch_deadlines()
+        self._overdue.watch()
         dialect = worker.dialect
         try:
             with call:
@@ -252,27 +254,6 @@ class WorkerPool:
             if reason == "worker_dead":
                 raise WorkerFailure("worker_dead", f"{worker.worker_id}: stopped answering", accepted=True) from None
             raise Interrupted(f"{call.sample_id}: the call was cancelled ({reason})") from None
-
-    def _watch_deadlines(self) -> None:
-        """Keep one timer for the call whose time is up first: all have the same limit, so that is the oldest."""
-        if self._deadline_timer is None:
-            # A frozen worker's calls have all the time there is; when it goes on, they are as far apart as before.
-            running = (worker for worker in self.workers.values() if worker.calls and not worker.standing)
-            firsts = (next(iter(worker.calls.values())) for worker in running)
-            oldest = min((call.since + call.held_s for call in firsts), default=None)
-            if oldest is not None:
-                loop = asyncio.get_running_loop()
-                self._deadline_timer = loop.call_at(oldest + self._request_timeout_s, self._end_overdue)
-
-    def _end_overdue(self) -> None:
-        self._deadline_timer = None
-        limit = asyncio.get_running_loop().time() - self._request_timeout_s
-        for worker in self.workers.values():
-            for call in () if worker.standing else list(worker.calls.values()):
-                if call.since + call.held_s > limit:
-                    break
-                call.cancel("timeout")
-        self._watch_deadlines()
 
     def _check(self, worker: Worker, call: EngineCall, request: GenerateRequest, completion: Completion) -> None:
         """Check an answer against what was asked for, and against what is known of whom it comes from."""
@@ -398,24 +379,39 @@ class WorkerPool:
 
     async def _claim(self, sample: Sample, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
         """Return a worker with a free slot; the caller takes the slot before its next await."""
-        loop = asyncio.get_running_loop()
-        while True:
-            if not self._gate.is_open(lane):
-                raise Interrupted("the gate is closed: nothing is dispatched")
+        since, called = deadline - self._request_timeout_s, False
+        try:
+            while (worker := self._choose(sample, lane, avoid, deadline, called=called)) is None:
+                called = await self.line.wait(sample.sample_id, lane, since, deadline, again=called)
+        except (Interrupted, NoWorker):
+            if called:
+                self._wake_waiting()  # the slot it was woken for is another's
+            raise
+        return worker
+
+    def _choose(
+        self, sample: Sample, lane: Lane, avoid: frozenset[str], deadline: float, *, called: bool
+    ) -> Worker | None:
+        """A worker with a free slot, if it is this one's turn; raises where there is nothing to wait for."""
+        if not self._gate.is_open(lane):
+            raise Interrupted("the gate is closed: nothing is dispatched")
+        if called or not self.line:
             worker = self._router.choose(self.workers, sample.group_id, avoid)
             if worker is not None:
                 return worker
-            if not self.active:
-                raise NoWorker("no worker is in traffic")
-            if loop.time() >= deadline:
-                raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
-            await self.line.wait(sample.sample_id, lane, deadline - self._request_timeout_s, deadline)
+        if not self.active:
+            raise NoWorker("no worker is in traffic")
+        if asyncio.get_running_loop().time() >= deadline:
+            raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
+        return None
 
     def _wake_waiting(self) -> None:
         """Wake as many as there are free slots; all of them when no worker is left, so that they can say so."""
         if self.line:
-            free = sum(worker.limit - len(worker.calls) for worker in self.workers.values() if worker.accepts)
-            self.line.wake(free if self.active else len(self.line))
+            if self.active:
+                self.line.wake(sum(worker.free for worker in self.workers.values()))
+            else:
+                self.line.wake_all()
 
     def _gate_changed(self, lane: Lane) -> None:
         if not self._gate.is_open(lane):

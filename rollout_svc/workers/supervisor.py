@@ -76,6 +76,7 @@ class Supervisor:
         self._quarantine_s = quarantine_s
         self._new_id = new_id
         self.on_removed: Callable[[Worker], None] = lambda _: None
+        self.unfit: Callable[[Worker], str | None] = lambda _: None  # why an engine that said what it is stays out
         self._steps: dict[WorkerState, Callable[[Worker], Awaitable[None]]] = {
             WorkerState.STARTING: self._reach,
             WorkerState.ACTIVE: self._watch,
@@ -109,8 +110,11 @@ class Supervisor:
                 await self._steps[worker.state](worker)
 
     async def _look(self, worker: Worker) -> EngineInfo:
-        """Find out what is there: it may be another engine than it was."""
+        """Find out what is there: it may be another engine than it was. Raises WorkerFailure, `unfit` among them."""
         await self._control.probe(worker)
+        if (words := self.unfit(worker)) is not None:
+            worker.refusal = WorkerFailure("unfit", words, hard=True)
+            raise worker.refusal
         return await self._control.info(worker)
 
     # -- one step per state ----------------------------------------------------------------------------------

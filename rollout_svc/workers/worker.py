@@ -4,7 +4,7 @@ Invariants:
 
 - A call is in `calls` from the line that claims its slot to the line that gives it back, and so are its `tokens`;
   nothing else counts.
-- `accepts` is true only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
+- There is a `free` slot only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
 - The state changes in `become` alone, which tells its listener; DRAINING is the last.
 - The incarnation rises when it comes back from DEAD, or is found restarted: what an older one held is gone.
 """
@@ -15,13 +15,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.gate import Lane
 from rollout_svc.workers.breaker import Breaker
+from rollout_svc.workers.call import AbortReason, CallEnded, EngineCall
 from rollout_svc.workers.launched import Launched
 
 __all__ = [
@@ -40,8 +40,6 @@ _SINGLE_ABORTS: Final = 4  # at once, of the 8 control connections a worker has 
 Cache = Literal["keep", "drop"]
 """What becomes of the KV cache of frozen requests: kept as it is, or made again when they go on."""
 
-AbortReason = Literal["pause", "stale", "timeout", "client", "overload", "shutdown", "worker_dead"]
-
 
 class WorkerState(StrEnum):
     """Where a worker stands; only ACTIVE gets traffic."""
@@ -52,88 +50,6 @@ class WorkerState(StrEnum):
     QUARANTINED = "QUARANTINED"
     RECOVERING = "RECOVERING"
     DEAD = "DEAD"
-
-
-class EngineCall:
-    """One engine call under way: a scope that anyone may end without ending the task around it.
-
-    Used as a context manager around the exchange. Ending it cancels the exchange inside and leaves the block as
-    `CallEnded`; a cancellation of the task itself passes through untouched. It is `asyncio.timeout` without a timer:
-    all calls share one limit, so the pool keeps a single timer, for the oldest.
-
-    Attributes:
-        request_id: the wire id.
-        epoch: the lane's epoch when it was dispatched.
-        since: loop time of the dispatch, seconds.
-        cancelled_for: why it was ended, if it was.
-        aborts: how often an abort that means it was sent.
-        version: the worker's weight version when it was dispatched.
-        held_s: seconds it spent frozen, which its time limit does not count.
-    """
-
-    __slots__ = (
-        "_cancelling",
-        "_task",
-        "aborts",
-        "cancelled_for",
-        "epoch",
-        "held_s",
-        "lane",
-        "request_id",
-        "sample_id",
-        "since",
-        "version",
-    )
-
-    def __init__(
-        self, request_id: str, sample_id: str, lane: Lane, epoch: int, since: float, version: int | None = None
-    ) -> None:
-        self.request_id = request_id
-        self.sample_id = sample_id
-        self.lane: Lane = lane
-        self.epoch = epoch
-        self.since = since
-        self.version = version
-        self.held_s = 0.0
-        self.cancelled_for: AbortReason | None = None
-        self.aborts = 0
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-
-    def __repr__(self) -> str:
-        return f"<EngineCall {self.request_id} {self.lane} for {self.sample_id} {self.cancelled_for or 'open'}>"
-
-    @property
-    def task(self) -> asyncio.Task[Any] | None:
-        """Whose exchange this is; None outside it."""
-        return self._task
-
-    def cancel(self, reason: AbortReason) -> bool:
-        """End the wait for the answer and close its connection; returns whether this call did it."""
-        if self.cancelled_for is not None or self._task is None:
-            return False
-        self.cancelled_for = reason
-        self._task.cancel()
-        return True
-
-    def __enter__(self) -> Self:
-        self._task = asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task is not None else 0
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        if self.cancelled_for is None or task is None:
-            return
-        # Ours is one of the cancellations the task counts: take it back; if it was the only one, it ends here.
-        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise CallEnded from error
-
-
-class CallEnded(Exception):
-    """Raised out of the scope of a call that was ended from outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +184,18 @@ class Worker:
         return f"<Worker {self.worker_id} {self.state} {len(self.calls)}/{self.limit} v{self.version}>"
 
     @property
-    def accepts(self) -> bool:
-        """Whether a new request may be sent now."""
+    def free(self) -> int:
+        """How many new requests may be sent now."""
         if self.state is not WorkerState.ACTIVE or self.held or self.unsure or self.freeze is not None:
-            return False
+            return 0
         breaker = self.breaker
         limit = self.limit if breaker.state == "closed" or breaker.proved else min(1, self.limit)
-        return len(self.calls) < limit
+        return max(0, limit - len(self.calls))
+
+    @property
+    def accepts(self) -> bool:
+        """Whether one may."""
+        return self.free > 0
 
     @property
     def absent(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from rollout_svc.engines import LMDeployDialect, SGLangDialect, VLLMDialect
 from tests.conformance.fakes import FakeSite
 from tests.conformance.processes import ALL_CAPABILITIES, BuiltInSite, Engine
+from tests.conformance.scene import skip_unshown
 from tests.conformance.site import SLOTS, Site
 from tests.support.fake_lmdeploy import FakeLMDeploy
 from tests.support.fake_sglang import FakeSGLang
@@ -16,6 +17,12 @@ from tests.support.fake_vllm import FakeVLLM
 
 NAMES = ("built-in", "sglang-fake", "vllm-fake", "lmdeploy-fake")
 LMDEPLOY_CAPABILITIES = frozenset({"abort", "abort_all", "stream"})
+
+
+@pytest.fixture(autouse=True)
+def shown(request: pytest.FixtureRequest, site: Site) -> None:
+    """Skip what the site says cannot be shown there, with its reason."""
+    skip_unshown(request, site)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Dialect, GenerateRequest
-from tests.conformance.site import control_paths
+from tests.conformance.site import OVER_A_FREEZE, SLOTS, control_paths
 from tests.support.faults import Fault, Hang, Refusal
 from tests.support.sglang_wire import Finish, Reply
 
@@ -59,7 +59,10 @@ class Fake(Protocol):
 class FakeSite:
     """A fake as a site."""
 
-    lossy = True
+    slots = SLOTS
+    pace = 1.0
+    worker: Mapping[str, Any] = {}
+    kin: Mapping[str, Any] = {}
 
     def __init__(self, engine: Any, dialect: Dialect, capabilities: frozenset[str]) -> None:
         self.engine: Fake = engine
@@ -68,6 +71,8 @@ class FakeSite:
         self.capabilities = capabilities
         self.sampling: Mapping[str, Any] = {"max_tokens": _MAX_TOKENS}
         request = GenerateRequest("0" * 32, [1], 1, SamplingConfig())
+        freezes = "freeze_keep_kv" in capabilities
+        self.unshown: Mapping[str, str] = {} if freezes else {OVER_A_FREEZE: "it cannot freeze, and is refused by name"}
         self._door = dialect.generate(request).path
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import aiohttp
 
 from bench.process import Child
 from rollout_svc.engines import Dialect, Reply, SGLangDialect
-from tests.conformance.site import SLOTS
+from tests.conformance.site import LOST_ABORTS, SLOTS
 
 __all__ = ["ALL_CAPABILITIES", "BuiltInSite", "Engine"]
 
@@ -55,8 +55,12 @@ class BuiltInSite:
     """The built-in engine as a site."""
 
     name = "built-in"
-    lossy = False
+    slots = SLOTS
+    pace = 1.0
     capabilities = ALL_CAPABILITIES
+    worker: Mapping[str, Any] = {}
+    kin: Mapping[str, Any] = {"model_path": "tiny", "tokenizer_path": "bytes"}
+    unshown: Mapping[str, str] = {LOST_ABORTS: "it loses no aborts: only a fake does"}
 
     def __init__(self, engine: Engine) -> None:
         self.dialect: Dialect = SGLangDialect()

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import orjson
+import pytest
 
 from rollout_svc.events import SampleFailed
 from rollout_svc.pause.report import PauseReport
-from tests.conformance.site import SLOTS, Site
+from tests.conformance.site import Site
+from tests.support.bell import WAIT_S
 from tests.support.recorded import RecordedTransport
 from tests.support.stage import Stage, stage
 
-__all__ = ["LOAD", "Scene", "scene"]
+__all__ = ["Scene", "scene", "skip_unshown"]
 
-LOAD: Final = 2 * SLOTS
-"""Requests under way in a full site: half of them run, half are in its queue."""
 _QUARANTINE_S: Final = 0.3
 
 
@@ -31,16 +31,29 @@ class Scene:
         self._registering = len(transport.sent)  # a dialect may look for an abort's route by calling it
 
     @property
+    def load(self) -> int:
+        """Requests under way in a full site: half of them run, half are in its queue."""
+        return _load(self.site)
+
+    @property
     def aborts(self) -> int:
         """Calls to abort that were sent so far."""
         dialect = self.site.dialect
         paths = {call.path for call in (*dialect.abort(None), *dialect.abort(["0" * 32]))}
         return sum(call.path in paths for call in self.transport.sent[self._registering :])
 
-    async def full(self, prompts: int = LOAD) -> None:
-        """Have the site hold that many requests."""
-        await self.made.push(prompts)
-        await self.site.wait_inside(prompts)
+    async def pause(self, deadline_s: float = 10.0, **rest: Any) -> PauseReport:
+        """Pause, with a deadline at the site's pace."""
+        return await self.made.pause(deadline_s * self.site.pace, **rest)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait, at the site's pace."""
+        await self.made.until(holds, timeout_s=WAIT_S * self.site.pace)
+
+    async def full(self) -> None:
+        """Have the site hold as many requests as make its load."""
+        await self.made.push(self.load)
+        await self.site.wait_inside(self.load)
 
     async def stopped(self, report: PauseReport) -> None:
         """Check what a pause in mode `abort` that was obeyed has to say, and that it is true."""  # P8 P9
@@ -60,12 +73,12 @@ class Scene:
             for prompt_id, sample in samples.items()
         }
 
-    async def whole(self, prompts: int = LOAD, step: int = 0) -> dict[str, dict[str, Any]]:
+    async def whole(self, prompts: int | None = None) -> dict[str, dict[str, Any]]:
         """Let everything end, and take it: by prompt, checked to be whole, with nothing lost and nothing too much."""
         self.site.finish()
-        batch = await self.made.take(step, prompts)
+        batch = await self.made.take(0, prompts or self.load, WAIT_S * self.site.pace)
         records = {group["prompt"]["id"]: group["samples"][0] for group in batch["groups"]}
-        assert len(records) == prompts
+        assert len(records) == (prompts or self.load)
         for record in records.values():
             assert len(record["response_ids"]) == self.site.sampling["max_tokens"]  # P6
             assert len(record["logprobs"]) == len(record["response_ids"])
@@ -73,16 +86,26 @@ class Scene:
         assert not self.made.of(SampleFailed)
         return records
 
+    def whole_evaluation(self, samples: Sequence[Mapping[str, Any]], prompts: int) -> None:
+        """Check an evaluation's answers: all there, whole, and of the fleet's weights."""
+        assert len(samples) == prompts
+        version = self.made.parts.fleet.version
+        for sample in samples:
+            assert (sample["status"], sample["finish_reason"]) == ("COMPLETED", "length")
+            assert len(sample["response_ids"]) == self.site.sampling["max_tokens"]
+            assert {span["version"] for span in sample["weight_versions"]} == {version}  # P7
+
 
 @asynccontextmanager
 async def scene(site: Site, *others: Mapping[str, Any], **sections: Any) -> AsyncIterator[Scene]:
     """Run a service in front of a site, and other engines, that it keeps full as far as there are prompts."""
     transport = RecordedTransport()
-    worker = {"url": site.url, "dialect": site.dialect.name, "max_batch": LOAD}
+    worker = {"url": site.url, "dialect": site.dialect.name, "max_batch": _load(site), **site.worker}
     settings: dict[str, Any] = {
-        "trainer": {"train_batch_size": LOAD},
+        "trainer": {"train_batch_size": _load(site)},
         "pause": {"quarantine_s": _QUARANTINE_S},
         "sampling": dict(site.sampling),
+        "start_timeout_s": WAIT_S * site.pace,
     }
     async with stage(worker, *others, transport=lambda: transport, **(settings | sections)) as made:
         transport.on_sent = made.bell.ring
@@ -91,3 +114,14 @@ async def scene(site: Site, *others: Mapping[str, Any], **sections: Any) -> Asyn
             yield Scene(site, made, transport)
         finally:
             site.heal()
+
+
+def skip_unshown(request: pytest.FixtureRequest, site: Site) -> None:
+    """Skip the test that asks where the site says that its promise cannot be shown there."""
+    assert set(site.unshown) <= vars(request.module).keys(), "a promise that is not shown is one there is"
+    if reason := site.unshown.get(request.node.originalname):
+        pytest.skip(f"{site.name}: {reason}")
+
+
+def _load(site: Site) -> int:
+    return 2 * site.slots

@@ -1,6 +1,6 @@
 """An engine as the promises of stopping meet it: something that holds requests, and can be made to misbehave.
 
-- A site is faked or real; what a promise asks of it can be had from both. What only a fake can do says so (`lossy`).
+- A site is faked or real; what a promise asks of it can be had from both. What cannot be shown at one, it says by name.
 - Whatever is done to it is undone by `heal`, so that a real one may serve many tests.
 """
 
@@ -11,10 +11,12 @@ from typing import Any, Final, Protocol
 
 from rollout_svc.engines import Call, Dialect
 
-__all__ = ["SLOTS", "Site", "control_paths"]
+__all__ = ["LOST_ABORTS", "OVER_A_FREEZE", "SLOTS", "Site", "control_paths"]
 
 SLOTS: Final = 4
-"""Requests a site decodes together; the rest waits in its queue."""
+"""Requests a site decodes together where that can be chosen; the rest waits in its queue."""
+OVER_A_FREEZE: Final = "test_an_abort_over_a_freeze_takes_effect"
+LOST_ABORTS: Final = "test_lost_aborts_are_named"
 
 
 class Site(Protocol):
@@ -25,14 +27,22 @@ class Site(Protocol):
         dialect: to ask it with, and its name for the configuration.
         capabilities: what registration is to find.
         sampling: the task's settings, under which a request uses its whole `max_tokens` unless it is stopped.
-        lossy: whether aborts can be lost on purpose.
+        slots: requests it decodes together.
+        pace: how many times longer than a fake it may take for what it does: deadlines and waits are stretched by it.
+        worker: further keys of its worker in the configuration.
+        kin: what a `FakeSGLang` has to say of itself to be let in beside it.
+        unshown: promises that cannot be shown here, by the name of their test, and why.
     """
 
     name: str
     dialect: Dialect
     capabilities: frozenset[str]
     sampling: Mapping[str, Any]
-    lossy: bool
+    slots: int
+    pace: float
+    worker: Mapping[str, Any]
+    kin: Mapping[str, Any]
+    unshown: Mapping[str, str]
 
     @property
     def url(self) -> str:
@@ -57,7 +67,7 @@ class Site(Protocol):
         """End `hang` and `hold_door`; what it was sent meanwhile is read now."""
 
     def lose_aborts(self) -> None:
-        """Answer aborts well and do nothing; for a site that is `lossy`."""
+        """Answer aborts well and do nothing."""
 
     async def kill(self) -> None:
         """End it as SIGKILL does: what it held is lost."""

@@ -11,17 +11,16 @@ from typing import Final
 
 import pytest
 
-from rollout_svc.config import SamplingConfig, WorkerConfig
+from rollout_svc.config import WorkerConfig
 from rollout_svc.errors import BadRequest, Conflict
 from rollout_svc.workers.worker import WorkerState
-from tests.conformance.scene import LOAD, scene
-from tests.conformance.site import SLOTS, Site
+from tests.conformance.scene import scene
+from tests.conformance.site import Site
 from tests.support.fake_sglang import FakeSGLang
-from tests.support.lane import Evaluation
 
 FLAPS: Final = 20
 PROMPT_S: Final = 1.0
-"""An abort that engines obey ends a pause within this, whatever its deadline."""
+"""An abort that engines obey ends a pause within this, at the pace of a fake, whatever its deadline."""
 
 
 # -- abort ---------------------------------------------------------------------------------------------------
@@ -31,20 +30,20 @@ async def test_aborting_under_load(site: Site) -> None:
     """Full, queue included, the engine is idle at once by its own count, and the report says so or cannot."""  # P8 P9
     async with scene(site) as on:
         await on.full()
-        report = await on.made.pause(10.0)
+        report = await on.pause()
         await on.stopped(report)
-        assert report.workers["w0"].in_flight == LOAD
-        assert report.elapsed_s < PROMPT_S  # P16
-        assert (on.made.samples("aborted"), on.made.groups("aborted")) == (LOAD, LOAD)
+        assert report.workers["w0"].in_flight == on.load
+        assert report.elapsed_s < PROMPT_S * site.pace  # P16
+        assert (on.made.samples("aborted"), on.made.groups("aborted")) == (on.load, on.load)
 
 
 async def test_what_was_cut_goes_on(site: Site) -> None:
     """Prompt and received tokens go back, and are continued from: no token is lost, none is too much."""  # P6 P10
     async with scene(site) as on:
         await on.full()
-        await on.made.pause(10.0)
+        await on.pause()
         kept = on.kept()
-        assert len(kept) == LOAD
+        assert len(kept) == on.load
         await on.made.resume()
         records = await on.whole()
         for prompt_id, ids in kept.items():
@@ -55,7 +54,7 @@ async def test_what_was_queued_goes_on(site: Site) -> None:
     """Requests that never had a slot are aborted as well, with no token, and start anew after resume."""  # P9 P10
     async with scene(site) as on:
         await on.full()
-        await on.stopped(await on.made.pause(10.0))
+        await on.stopped(await on.pause())
         assert sum(not ids for ids in on.kept().values()) >= 1
         await on.made.resume()
         await on.whole()
@@ -65,10 +64,10 @@ async def test_late_arrivals_are_caught(site: Site) -> None:
     """Requests that the engine takes off the wire after the abort are aborted by the next one."""  # P9 P16
     async with scene(site) as on:
         site.hold_door()
-        await on.made.push(LOAD)
-        await on.made.until(lambda: len(on.made.worker().calls) == LOAD)
-        pausing = on.made.start(on.made.pause(10.0))
-        await on.made.until(lambda: on.aborts >= 1)
+        await on.made.push(on.load)
+        await on.until(lambda: len(on.made.worker().calls) == on.load)
+        pausing = on.made.start(on.pause())
+        await on.until(lambda: on.aborts >= 1)
         site.heal()
         await on.stopped(await pausing)
         await on.made.resume()
@@ -78,10 +77,10 @@ async def test_late_arrivals_are_caught(site: Site) -> None:
 async def test_pausing_at_any_moment(site: Site) -> None:
     """Paused in the moment requests leave, wherever they are by then, nothing runs afterwards."""  # P9
     async with scene(site) as on:
-        await on.made.push(LOAD)
+        await on.made.push(on.load)
         for _ in range(5):
-            await on.made.until(lambda: bool(on.made.worker().calls))
-            await on.stopped(await on.made.pause(10.0))
+            await on.until(lambda: bool(on.made.worker().calls))
+            await on.stopped(await on.pause())
             await on.made.resume()
         await on.whole()
 
@@ -90,11 +89,11 @@ async def test_aborting_again_ends_with_the_pause(site: Site) -> None:
     """No abort is sent once the report is out: what runs after resume is never met by an old one."""  # P17
     async with scene(site) as on:
         await on.full()
-        await on.made.pause(10.0)
+        await on.pause()
         sent = on.aborts
-        assert 1 <= sent <= 2 * LOAD
+        assert 1 <= sent <= 2 * on.load
         await on.made.resume()
-        await site.wait_inside(LOAD)
+        await site.wait_inside(on.load)
         await on.whole()
         assert on.aborts == sent
 
@@ -106,10 +105,10 @@ async def test_flaps_leave_nothing(site: Site) -> None:
         before = len(asyncio.all_tasks())
         longest: dict[str, list[int]] = {}
         for _ in range(FLAPS):
-            await on.made.until(lambda: bool(on.made.worker().calls) or on.made.groups("ready") == LOAD)
-            await on.stopped(await on.made.pause(10.0))
+            await on.until(lambda: bool(on.made.worker().calls) or on.made.groups("ready") == on.load)
+            await on.stopped(await on.pause())
             kept = on.kept()
-            assert len(kept) == LOAD
+            assert len(kept) == on.load
             for prompt_id, ids in longest.items():
                 assert kept[prompt_id][: len(ids)] == ids
             longest = kept
@@ -123,17 +122,17 @@ async def test_tickets_hold_over_an_engine_at_work(site: Site) -> None:
     """A joined pause is one; a resume waits for its report; one with an old ticket is refused."""  # P11
     async with scene(site) as on:
         await on.full()
-        first = on.made.start(on.made.pause(10.0))
-        joined = await on.made.pause(10.0)
+        first = on.made.start(on.pause())
+        joined = await on.pause()
         assert (await first) is joined
         await on.stopped(joined)
         await on.made.resume(ticket=joined.ticket)
-        await on.made.until(lambda: bool(on.made.worker().calls))
+        await on.until(lambda: bool(on.made.worker().calls))
         with pytest.raises(Conflict):
-            await on.made.pause(10.0, if_ticket=joined.ticket - 1)
+            await on.pause(if_ticket=joined.ticket - 1)
         assert on.made.service.state == "running"
-        pausing = on.made.start(on.made.pause(10.0))
-        await on.made.until(lambda: on.made.service.state == "pausing" or pausing.done())
+        pausing = on.made.start(on.pause())
+        await on.until(lambda: on.made.service.state == "pausing" or pausing.done())
         await on.made.resume()
         assert pausing.done()
         await on.whole()
@@ -146,9 +145,9 @@ async def test_a_judge_observes_a_pause(site: Site) -> None:
         judge.hold = True
         await on.full()
         site.finish()
-        await on.made.until(lambda: judge.held == LOAD)
-        await on.stopped(await on.made.pause(10.0))
-        assert len(judge.cancelled) == LOAD
+        await on.until(lambda: judge.held == on.load)
+        await on.stopped(await on.pause())
+        assert len(judge.cancelled) == on.load
         assert {len(ids) for ids in on.kept().values()} == {site.sampling["max_tokens"]}
         judge.release()
         await on.made.resume()
@@ -161,11 +160,11 @@ async def test_a_pause_whose_caller_leaves_goes_on(site: Site) -> None:
     async with scene(site) as on:
         await on.full()
         pausing = on.made.start(on.made.service.pause(deadline_s=10.0))
-        await on.made.until(lambda: on.made.service.state == "pausing")
+        await on.until(lambda: on.made.service.state == "pausing")
         pausing.cancel()
         await asyncio.wait({pausing})
         assert pausing.cancelled()
-        await on.stopped(await on.made.pause(10.0))
+        await on.stopped(await on.pause())
         await on.made.resume()
         await on.whole()
 
@@ -177,20 +176,20 @@ async def test_waiting_lets_what_runs_finish(site: Site) -> None:
     """In `wait` what was sent ends by itself and counts: nothing is aborted, nothing starts."""  # P9
     async with scene(site) as on:
         await on.full()
-        pausing = on.made.start(on.made.pause(30.0, mode="wait"))
-        await on.made.until(lambda: on.made.service.state == "pausing")
+        pausing = on.made.start(on.pause(30.0, mode="wait"))
+        await on.until(lambda: on.made.service.state == "pausing")
         site.finish()
         report = await pausing
         await on.stopped(report)
-        assert (report.workers["w0"].answered, report.workers["w0"].late, on.aborts) == (LOAD, 0, 0)
-        assert on.made.groups("ready") == LOAD
+        assert (report.workers["w0"].answered, report.workers["w0"].late, on.aborts) == (on.load, 0, 0)
+        assert on.made.groups("ready") == on.load
 
 
 async def test_waiting_ends_at_half_of_the_time(site: Site) -> None:
     """What has not ended by then is aborted, kept and continued."""  # P3 P8
     async with scene(site) as on:
         await on.full()
-        report = await on.made.pause(0.4, mode="wait")
+        report = await on.pause(0.4, mode="wait")
         await on.stopped(report)
         assert on.aborts >= 1
         assert "abort" in [rung.name for rung in report.rungs]
@@ -205,16 +204,16 @@ async def test_keeping_freezes_or_is_refused_by_name(site: Site, kv: str) -> Non
         await on.full()
         if f"freeze_{kv}_kv" not in site.capabilities:
             with pytest.raises(BadRequest, match="w0"):
-                await on.made.pause(10.0, mode="keep", kv=kv)
+                await on.pause(mode="keep", kv=kv)
             assert on.made.service.state == "running"
-            assert len(on.made.worker().calls) == LOAD
+            assert len(on.made.worker().calls) == on.load
             await on.whole()
             return
-        report = await on.made.pause(10.0, mode="keep", kv=kv)
+        report = await on.pause(mode="keep", kv=kv)
         assert (report.clean, on.made.worker().frozen) == (True, True)
         tally = report.workers["w0"]
-        assert (tally.in_flight, tally.cancelled) == (LOAD, 0)
-        assert on.made.samples("in_flight") == LOAD - tally.answered
+        assert (tally.in_flight, tally.cancelled) == (on.load, 0)
+        assert on.made.samples("in_flight") == on.load - tally.answered
         await on.made.resume()
         await on.whole()
         assert on.aborts == 0
@@ -222,15 +221,13 @@ async def test_keeping_freezes_or_is_refused_by_name(site: Site, kv: str) -> Non
 
 async def test_an_abort_over_a_freeze_takes_effect(site: Site) -> None:
     """Frozen requests are aborted all the same, with their tokens, and the engine is idle."""  # P9 P10
-    if "freeze_keep_kv" not in site.capabilities:
-        pytest.skip("it cannot freeze: see the refusal by name")
     async with scene(site) as on:
         await on.full()
-        await on.made.pause(10.0, mode="keep")
-        report = await on.made.pause(10.0)
+        await on.pause(mode="keep")
+        report = await on.pause()
         assert report.clean
         assert await site.own_count() == 0
-        assert len(on.kept()) == LOAD
+        assert len(on.kept()) == on.load
         await on.made.resume()
         await on.whole()
 
@@ -239,23 +236,52 @@ async def test_an_abort_over_a_freeze_takes_effect(site: Site) -> None:
 
 
 async def test_a_lane_is_stopped_by_id(site: Site) -> None:
-    """Training stops, an evaluation on the same engine runs on, starts, and is whole."""  # P15
-    half = SLOTS // 2
+    """Training stops, an evaluation on the same engine runs on, another starts, and both are whole."""  # P15
+    half = site.slots // 2
     async with scene(site, trainer={"train_batch_size": half}) as on:
-        evaluation = Evaluation(on.made.parts, SamplingConfig(**site.sampling))
-        evaluation.ask(half)
+        first = on.made.start(on.made.evaluate(half))
         await on.made.push(half)
-        await site.wait_inside(SLOTS)
-        report = await on.made.pause(10.0, lanes=("train",))
+        await site.wait_inside(site.slots)
+        report = await on.pause(lanes=("train",))
         assert report.clean
         assert (report.workers["w0"].in_flight, on.made.samples("aborted")) == (half, half)
-        assert not any(task.done() for task in evaluation.tasks)
-        evaluation.ask(1)
+        assert not first.done()
+        second = on.made.start(on.made.evaluate(1))
         site.finish()
-        turns = await evaluation.done()
-        assert [len(turn.ids) for turn in turns] == [site.sampling["max_tokens"]] * (half + 1)
-        assert not evaluation.errors
+        on.whole_evaluation([*await first, *await second], half + 1)
         await on.made.resume()
+        await on.whole(half)
+
+
+async def test_both_lanes_stop_and_go_on(site: Site) -> None:
+    """One pause for both: the engine is idle, and after resume both go on from what they had."""  # P6 P9 P10
+    half = site.slots // 2
+    async with scene(site, trainer={"train_batch_size": half}) as on:
+        evaluating = on.made.start(on.made.evaluate(half))
+        await on.made.push(half)
+        await site.wait_inside(site.slots)
+        report = await on.made.pause(10.0)
+        await on.stopped(report)
+        assert report.workers["w0"].in_flight == 2 * half
+        assert on.made.parts.evaluations.ledger.samples("aborted") == half
+        await on.made.resume()
+        site.finish()
+        on.whole_evaluation(await evaluating, half)
+        await on.whole(half)
+
+
+async def test_an_evaluation_whose_caller_leaves_is_stopped(site: Site) -> None:
+    """Its requests are aborted while training's run on: in the end the engine has theirs only, and they are whole."""
+    half = site.slots // 2
+    async with scene(site, trainer={"train_batch_size": half}) as on:
+        evaluating = on.made.start(on.made.evaluate(half))
+        await on.made.push(half)
+        await site.wait_inside(site.slots)
+        evaluating.cancel()
+        await asyncio.wait({evaluating})
+        assert evaluating.cancelled()  # P14
+        await on.made.until(lambda: on.aborts >= half)
+        assert on.made.parts.pool.in_flight == {"train": half, "eval": 0}
         await on.whole(half)
 
 
@@ -267,49 +293,47 @@ async def test_a_silent_engine_costs_the_deadline_and_no_more(site: Site) -> Non
     async with scene(site) as on:
         await on.full()
         site.hang()
-        report = await on.made.pause(1.0)
+        report = await on.pause(1.0)
         assert not report.clean
         assert {left.worker for left in report.abandoned} == {"w0"}
-        assert len(report.abandoned) == report.workers["w0"].abandoned == LOAD
+        assert len(report.abandoned) == report.workers["w0"].abandoned == on.load
         assert on.made.worker().state in (WorkerState.QUARANTINED, WorkerState.DEAD)
-        assert on.made.samples("aborted") == LOAD
+        assert on.made.samples("aborted") == on.load
         site.heal()
         site.finish()
         await on.made.resume()
-        await on.made.until(lambda: on.made.worker().state is WorkerState.ACTIVE)  # P9: there is always a way back
+        await on.until(lambda: on.made.worker().state is WorkerState.ACTIVE)  # P9: there is always a way back
         await on.whole()
 
 
 async def test_lost_aborts_are_named(site: Site) -> None:
     """An engine that takes aborts and does nothing: calls are cancelled, what still runs is named or gone."""  # P8 P9
-    if not site.lossy:
-        pytest.skip("it loses no aborts: only a fake does")
     async with scene(site) as on:
         await on.full()
         site.lose_aborts()
-        report = await on.made.pause(1.0)
+        report = await on.pause(1.0)
         assert on.aborts >= 2
         tally = report.workers["w0"]
-        assert tally.cancelled == LOAD
-        assert len(report.abandoned) == (0 if report.clean else LOAD)
-        assert on.made.samples("aborted") == LOAD
+        assert tally.cancelled == on.load
+        assert len(report.abandoned) == (0 if report.clean else on.load)
+        assert on.made.samples("aborted") == on.load
 
 
 async def test_one_silent_engine_does_not_hold_up_another(site: Site) -> None:
     """Of two workers one answers nothing: the other is idle long before the deadline."""
-    async with FakeSGLang(weight_version="0") as other, scene(site) as on:
+    async with FakeSGLang(weight_version="0", **site.kin) as other, scene(site) as on:
         other.listeners.append(on.made.bell.ring)
-        await on.made.service.add_worker(WorkerConfig(url=other.url, dialect="sglang", max_batch=LOAD))
-        await on.made.until(lambda: on.made.worker(1).state is WorkerState.ACTIVE)
-        await on.made.push(LOAD)
-        await on.made.until(lambda: other.running == LOAD // 2 == len(on.made.worker().calls))
-        await site.wait_inside(LOAD // 2)
+        await on.made.service.add_worker(WorkerConfig(url=other.url, dialect="sglang", max_batch=on.load))
+        await on.until(lambda: on.made.worker(1).state is WorkerState.ACTIVE)
+        await on.made.push(on.load)
+        await on.until(lambda: other.running == on.load // 2 == len(on.made.worker().calls))
+        await site.wait_inside(on.load // 2)
         site.hang()
-        pausing = on.made.start(on.made.pause(1.2))
+        pausing = on.made.start(on.pause(1.2))
         await other.wait_idle()  # P12
         assert not pausing.done()
         report = await pausing
-        assert (report.clean, report.workers["w1"].answered) == (False, LOAD // 2)
+        assert (report.clean, report.workers["w1"].answered) == (False, on.load // 2)
         assert {left.worker for left in report.abandoned} == {"w0"}
 
 
@@ -317,12 +341,12 @@ async def test_killed_under_load_it_comes_back(site: Site) -> None:
     """What a killed engine held goes on when it is back, as another incarnation, with nothing failed or lost."""  # P19
     async with scene(site) as on:
         await on.full()
-        await on.made.pause(10.0)
+        await on.pause()
         kept = on.kept()
         await on.made.resume()
-        await site.wait_inside(LOAD)
+        await site.wait_inside(on.load)
         await site.kill()
-        await on.made.until(lambda: on.made.worker().state is not WorkerState.ACTIVE)
+        await on.until(lambda: on.made.worker().state is not WorkerState.ACTIVE)
         await site.restart()
         records = await on.whole()
         for prompt_id, ids in kept.items():
@@ -335,9 +359,9 @@ async def test_killed_during_a_pause(site: Site) -> None:
     async with scene(site) as on:
         await on.full()
         site.hang()
-        pausing = on.made.start(on.made.pause(3.0))
-        await on.made.until(lambda: on.aborts >= 1)
+        pausing = on.made.start(on.pause(3.0))
+        await on.until(lambda: on.aborts >= 1)
         await site.kill()
         report = await pausing
-        assert report.workers["w0"].in_flight == LOAD
-        assert (on.made.samples("aborted"), on.made.samples("in_flight")) == (LOAD, 0)
+        assert report.workers["w0"].in_flight == on.load
+        assert (on.made.samples("aborted"), on.made.samples("in_flight")) == (on.load, 0)

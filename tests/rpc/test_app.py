@@ -25,7 +25,7 @@ CALLS = (
     *(("GET", "/v1/status"), ("POST", "/v1/pause"), ("POST", "/v1/resume"), ("POST", "/v1/batches")),
     *(("POST", "/v1/batches/x/ack"), ("POST", "/v1/prompts"), ("POST", "/v1/weights"), ("GET", "/v1/concurrency")),
     *(("PUT", "/v1/concurrency"), ("GET", "/v1/workers"), ("POST", "/v1/workers"), ("DELETE", "/v1/workers/w0")),
-    *(("GET", "/metrics"), ("GET", "/v1/stuck")),
+    *(("GET", "/metrics"), ("GET", "/v1/stuck"), ("POST", "/v1/checkpoints")),
 )
 """Every call but the two that are open."""
 BEYOND_A_SCHEMA = {
@@ -34,6 +34,8 @@ BEYOND_A_SCHEMA = {
     ("/v1/workers", "launch"),  # the service has no token
     ("/v1/workers", ""),  # either key, and not both
     ("/v1/workers", "launch.command"),  # what it has to hold depends on the port
+    ("/v1/workers", "api_key"),  # a reference is for a file
+    ("/v1/workers", "admin_key"),
 }
 """What is refused for reasons that lie outside of the body, or in how its keys go together."""
 
@@ -45,6 +47,13 @@ async def call() -> AsyncIterator[Caller]:
         engine.answer = lambda _: Reply(tokens=2)
         async with api(engine) as caller:
             yield caller
+
+
+async def test_a_checkpoint_without_a_journal_is_refused(call: Caller, tmp_path: Path) -> None:
+    """Where nothing survives the answer names the setting."""
+    target = tmp_path / "snapshot.db"
+    body = {"path": str(target), "step": 0}
+    assert (await call.refused("POST", "/v1/checkpoints", body))[:2] == (409, "no_journal")
 
 
 async def test_the_whole_loop_over_http(call: Caller, tmp_path: Path) -> None:
@@ -150,11 +159,15 @@ async def test_what_is_not_there(call: Caller) -> None:
         ("PUT", "/v1/concurrency", {"trainer": {"batch": 8}}, "trainer.batch"),
         ("PUT", "/v1/concurrency", {"limits": {"w0": 0}}, "limits.w0"),
         ("PUT", "/v1/concurrency", {"limits": {"w7": 1}}, "limits.w7"),
+        ("POST", "/v1/checkpoints", {"path": "", "step": 1}, "path"),
+        ("POST", "/v1/checkpoints", {"path": "/s.db", "step": -1}, "step"),
         ("POST", "/v1/workers", {}, ""),
         ("POST", "/v1/workers", {"launch": {"command": ["true", "{port}"]}}, "launch"),
         ("POST", "/v1/workers", {"launch": {"command": ["true"]}}, "launch.command"),
         ("POST", "/v1/workers", {"url": "ftp://x"}, "url"),
         ("POST", "/v1/workers", {"url": "http://x", "dialect": "sglangg"}, "dialect"),
+        ("POST", "/v1/workers", {"url": "http://x", "api_key": "${HOME}"}, "api_key"),
+        ("POST", "/v1/workers", {"url": "http://x", "admin_key": "a-${KEY}-b"}, "admin_key"),
     ],
 )
 async def test_a_bad_body_is_refused_at_its_field(call: Caller, method: str, path: str, body: Any, field: str) -> None:
@@ -216,6 +229,17 @@ async def test_who_is_stuck_over_http() -> None:
         assert (await call("GET", "/v1/stuck"))[1]["older_than_s"] == call.stage.service.config.pause.deadline_s
         with pytest.raises(BadRequest):
             await client.stuck(float("nan"))
+
+
+async def test_a_launch_names_no_variable_of_the_service() -> None:
+    """What a configuration file may read from the service's environment, its callers may not."""  # P34
+    launch = {"command": ["true", "{port}"], "env": {"WORD": "word", "SECRET": "${HOME}"}}
+    async with FakeSGLang(weight_version="0") as engine, api(engine, service={"port": 0, "token": TOKEN}) as call:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        status, answer = await call("POST", "/v1/workers", {"launch": launch}, headers=headers)
+        [problem] = answer["error"]["detail"]
+        assert (status, problem["path"]) == (400, "launch.env.SECRET")
+        assert len(call.stage.service.workers()) == 1
 
 
 async def test_every_problem_of_a_body_is_named_at_once(call: Caller) -> None:

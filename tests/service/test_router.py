@@ -264,6 +264,18 @@ async def test_a_router_that_sends_elsewhere_as_well_is_refused() -> None:
             await made.until(lambda: made.worker().state is WorkerState.RECOVERING, "found out by a ping")
 
 
+async def test_an_engine_that_is_called_a_router_is_refused() -> None:
+    """What it is sent would run where no abort goes; a router that keeps its list to itself is let in."""  # P35
+    async with FakeSGLang() as a, FakeSGLang() as b, HttpTransport() as transport:
+        failed = (await ask_engines(make_config({"url": a.url, "engines": [b.url]}), transport))["w0"]
+        assert isinstance(failed, WorkerFailure)
+        assert (failed.kind, a.url in failed.message, "`engines`" in failed.message) == ("unfit", True, True)
+        async with FakeRouter([b.url]) as router:
+            router.lists = False
+            found = (await ask_engines(make_config({"url": router.url, "engines": [b.url]}), transport))["w0"]
+            assert isinstance(found, EngineProfile)
+
+
 async def test_what_the_router_would_drop_is_refused_by_name() -> None:
     """Routed experts do not pass: asking for them fails the sample in words, instead of being forgotten."""
     async with routed(producer={"max_attempts": 1}) as at:

@@ -237,6 +237,26 @@ async def test_a_poison_prompt_fails_alone() -> None:
             assert made.groups("consumed") == step
 
 
+async def test_what_failed_before_an_answer_is_no_poison() -> None:
+    """An answer is progress: failures of one turn are not added to those of the next."""  # P20
+    agent = {"path": "tests.support.loops:ToolUser"}
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, agent=agent) as made:
+        made.agent.go_on.set()
+        await made.push(1)
+        for turn in range(2):
+            for _ in range(2):  # two a turn: four of them would be poison
+                await engine.wait_running(1)
+                [call] = engine.calls("running")
+                made.worker().answered += 1  # another sample was answered
+                engine.finish(call, Status(503))
+                await made.until(lambda: not engine.running)
+            await engine.wait_running(1)
+            assert [len(group.samples[0].worker_failures) for group in made.live_groups()] == [2], turn
+            engine.release(tokens=1)
+        await made.take()
+        assert not made.of(SampleFailed)
+
+
 async def test_a_worker_that_dies_gives_its_requests_to_the_other() -> None:
     """Killed in mid-flight, its requests go on elsewhere, once, with their prefix, and nobody waits."""  # P19
     async with (

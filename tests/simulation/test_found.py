@@ -50,7 +50,7 @@ def test_a_member_that_waits_for_a_parked_sibling_is_not_in_flight_after_a_pause
         assert life.parts.ledger.samples("in_flight") == len(report.parked) > 0
         await resume(life)
         await asyncio.sleep(10.0)
-        assert life.parts.buffer.ready == life.parts.producer.admitted["scene"] > 0
+        assert life.parts.buffer.ready == life.parts.ledger.task("scene").admitted > 0
 
     play(story, agent="ToolUser", judge="GroupJudge")
 

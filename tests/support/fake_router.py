@@ -30,6 +30,7 @@ class FakeRouter:
 
     Attributes:
         urls: whom it sends to; may be changed at any time.
+        lists: whether it says so to whoever asks; one with a key of its own may not.
         hits: paths it was asked, counted.
         refused: paths it answered 404.
     """
@@ -39,6 +40,7 @@ class FakeRouter:
         self.hits: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
+        self.lists = True
         self.port = 0
         self._turn = 0
         self._runner: web.AppRunner | None = None
@@ -86,6 +88,8 @@ class FakeRouter:
             await runner.cleanup()
 
     async def _workers(self, request: web.Request) -> web.Response:
+        if not self.lists:
+            return await self._not_found(request)
         self.hits[request.path] += 1
         return _json({"workers": [{"url": url, "is_healthy": True} for url in self.urls], "total": len(self.urls)})
 

@@ -26,6 +26,8 @@ class FakeSGLang(Routes):
         admin_key: key of the control routes; None: the data key, if any.
         weight_version: label of the weights it starts with (a restart always comes back with `default`).
         model_path: what it says it serves, until an update from disk.
+        tokenizer_path: what it says of its tokenizer; None: the first model's path. May be changed at any time.
+        vocab_size: what it says of its vocabulary, if anything, as the built-in engine does. Likewise.
         handler_cancellation: whether a client that leaves ends its generation at once; else it runs on until
             `notice_disconnects`.
         report_spans: whether answers carry `weight_versions`.
@@ -48,6 +50,8 @@ class FakeSGLang(Routes):
         admin_key: str | None = None,
         weight_version: str = DEFAULT_WEIGHT_VERSION,
         model_path: str = "tiny-model",
+        tokenizer_path: str | None = None,
+        vocab_size: int | None = None,
         handler_cancellation: bool = False,
         report_spans: bool = False,
     ) -> None:
@@ -56,6 +60,8 @@ class FakeSGLang(Routes):
         self.api_key = api_key
         self.admin_key = admin_key
         self.model_path = model_path
+        self.tokenizer_path = tokenizer_path or model_path  # an update from disk leaves it as it is
+        self.vocab_size = vocab_size
         self.handler_cancellation = handler_cancellation
         self.report_spans = report_spans
 

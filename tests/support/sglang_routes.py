@@ -41,6 +41,8 @@ class Routes(Core, Face):
     api_key: str | None = None
     admin_key: str | None = None
     model_path: str
+    tokenizer_path: str
+    vocab_size: int | None
     context: int
     report_spans: bool = False
     fail_update: bool | str = False
@@ -275,7 +277,8 @@ class Routes(Core, Face):
     # --- looks
 
     async def _model_info(self, _: web.Request) -> web.Response:
-        return as_json(wire.model_info(self.model_path, self.weight_version))
+        told = wire.model_info(self.model_path, self.weight_version) | {"tokenizer_path": self.tokenizer_path}
+        return as_json(told if self.vocab_size is None else told | {"vocab_size": self.vocab_size})
 
     async def _server_info(self, _: web.Request) -> web.Response:
         limit = self.slots or NO_LIMIT

@@ -16,8 +16,11 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 PROVED: Final = Path(__file__).with_name("proved.txt")
-WATCHED: Final = ("rollout_svc/engines", "rollout_svc/workers", "rollout_svc/weights", "rollout_svc/pause")
-"""What speaks to engines, stops them or gives them weights."""
+WATCHED: Final = (
+    *("rollout_svc/engines", "rollout_svc/workers", "rollout_svc/weights", "rollout_svc/pause"),
+    "tests/conformance",
+)
+"""What speaks to engines, stops them or gives them weights, and the promises that are run here as well."""
 OWN: Final = "tests/vllm"
 HEADER: Final = "# What `make test-vllm` last passed on, all of it: see choose.py.\n"
 

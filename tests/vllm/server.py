@@ -122,6 +122,17 @@ class Server:
         assert self.wait(self.is_gone, KILL_S), f"{self!r} left processes: {self.members()}"
         self._process = None
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send it and everything it started a signal, where it runs."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End all of it at once, and wait until it is gone; idempotent."""
+        self.signal(signal.SIGKILL)
+        assert self.wait(self.is_gone, KILL_S), f"{self!r} left processes: {self.members()}"
+        self._process = None
+
     def kill_core(self) -> None:
         """Kill -9 the engine core, and nothing else: the API server has to find out."""
         [core] = [pid for pid, name in self.members().items() if "EngineCore" in name]

@@ -55,6 +55,46 @@ _ALL: Final = (
         ),
     ),
     _mutant(
+        "failed_filter_keeps",
+        "a filter that raises, hangs or talks nonsense has kept its group",
+        "P2",
+        (
+            "rollout.ending",
+            "            _filter_failed(run, tools, failure)\n            continue",
+            "            return None",
+        ),
+    ),
+    _mutant(
+        "kept_before_it_was_heard",
+        "a group counts as kept as soon as its filter is asked, and is not asked about again after a pause",
+        "P2",
+        (
+            "rollout.ending",
+            "    while desk is not None and not group.passed and not run.closed:",
+            "    while desk is not None and not group.passed and not run.closed:\n        group.passed = True",
+        ),
+    ),
+    _mutant(
+        "filtered_group_forgotten",
+        "a group that is filtered is left where it is, and nobody settles it",
+        "hang P8 P9",
+        (
+            "rollout.run",
+            "        if self.closed:\n            return\n        self.closed = True\n        if dropped",
+            "        if self.closed or dropped:\n            return\n        self.closed = True\n        if dropped",
+        ),
+    ),
+    _mutant(
+        "dropped_keeps_its_tokens",
+        "what is filtered or expired keeps its record",
+        "P28",
+        (
+            "sample",
+            "        self.packed = None\n        self.segments = []\n        self.turn = 0",
+            "        self.turn = 0",
+        ),
+    ),
+    _mutant(
         "completed_sibling_reset",
         "a group that goes back takes its completed members through their judge again",
         "P5",
@@ -262,6 +302,32 @@ _ALL: Final = (
         "a request's time limit goes on while its engine is frozen",
         "P10",
         ("workers.worker", "call.held_s += now - self.freeze.since", "call.held_s += 0.0"),
+    ),
+    # -- evaluations -----------------------------------------------------------------------------------------
+    _mutant(
+        "evaluation_is_stored",
+        "what an evaluation came to is written down as training's",
+        "P28",
+        ("assembly", "tools=apart(tools),", "tools=tools,"),
+    ),
+    _mutant(
+        "evaluation_not_pinned",
+        "an evaluation goes on under other weights",
+        "P7",
+        ("evaluations.evaluations", "evaluation.version != now and evaluation.error is None", "evaluation.version < 0"),
+        ("evaluations.evaluations", "group.versions() - {evaluation.version}", "not group.samples"),
+    ),
+    _mutant(
+        "pause_ends_every_lane",
+        "a pause of one lane cancels what the other runs",
+        "P15 P9",
+        ("pause.climb", "worker.in_lanes(self.lanes)", "list(worker.calls.values())"),
+    ),
+    _mutant(
+        "evaluation_outlives_its_time",
+        "an evaluation whose time is up is waited for",
+        "P8 hang",
+        ("evaluations.evaluations", "async with asyncio.timeout_at(deadline):", "async with asyncio.timeout(None):"),
     ),
 )
 

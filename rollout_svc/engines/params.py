@@ -1,0 +1,55 @@
+"""Sampling settings in the words that all engines share.
+
+Invariants:
+
+- A setting that is null or empty is not sent; zero and false are.
+- Made once for each settings object, for they are the same for thousands of requests: whoever is given the result
+  copies it before adding to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rollout_svc.config import SamplingConfig
+
+__all__ = ["UNSENT", "SamplingParams"]
+
+UNSENT: Final[tuple[Any, ...]] = (None, [], {}, "")
+"""What stands for a setting that is not given."""
+_KEPT: Final = 256  # distinct settings whose parameters are kept
+
+
+class SamplingParams:
+    """Makes and keeps the parameters of settings.
+
+    Args:
+        neutral: what an engine has to be told although it was not asked for, where its own defaults change the draw.
+    """
+
+    __slots__ = ("_known", "_neutral")
+
+    def __init__(self, neutral: Mapping[str, Any] | None = None) -> None:
+        self._neutral = dict(neutral or {})
+        self._known: dict[int, tuple[SamplingConfig, dict[str, Any]]] = {}
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._known)
+
+    def of(self, sampling: SamplingConfig) -> dict[str, Any]:
+        """The parameters of these settings, without the budget and the seed, which belong to the request."""
+        known = self._known.get(id(sampling))
+        if known is not None:
+            return known[1]
+        params: dict[str, Any] = {**self._neutral, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        if sampling.top_k is not None:
+            params["top_k"] = sampling.top_k
+        if sampling.stop:
+            params["stop"] = list(sampling.stop)
+        params.update({key: value for key, value in sampling.extra.items() if value not in UNSENT})
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        self._known[id(sampling)] = (sampling, params)  # held, so that nobody else gets its id
+        return params
