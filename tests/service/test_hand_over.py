@@ -95,10 +95,11 @@ async def test_tokens_beyond_their_bound_are_masked(tmp_path: Path) -> None:
         with pytest.raises(NotNow):
             await made.take(step=3, timeout_s=0.0)
         assert made.service.status()["ledger"]["groups"]["expired"] == 1
+        taking = made.start(made.take(step=2))
         await made.push(1, first=5)
         await engine.wait_running(1)
         engine.release(tokens=[1])
-        batch = await made.take(step=2)
+        batch = await taking
         assert (masks(batch), batch["metrics"]["settled"]) == ([[1]], {"expired:tokens_stale": 1})
 
 
