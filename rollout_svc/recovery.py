@@ -93,7 +93,7 @@ async def recall(
         return {}
     parts.ledger.recall(found.settled_groups, found.settled_samples, found.late_discarded, found.redone)
     _place_sources(found, prepared)
-    parts.producer.return_first(found.returned)
+    _place_prompts(found, parts)
     leased: dict[str, Group] = {}
     for number, one in enumerate(found.groups, 1):
         group = _group(one, parts)
@@ -132,6 +132,13 @@ def _place_sources(found: Recovered, prepared: Prepared) -> None:
             source.restore_lines(pushed.lines, pushed.known)
 
 
+def _place_prompts(found: Recovered, parts: Parts) -> None:
+    """Prompts that wait to be admitted once more: in the tail, or before their sources where there is none any more."""
+    tail = parts.producer.tail
+    tail.restore(found.again if tail.size is not None else ())
+    parts.producer.return_first(found.returned + (found.again if tail.size is None else ()))
+
+
 def _group(found: FoundGroup, parts: Parts) -> Group:
     now = asyncio.get_running_loop().time()
     group = Group(
@@ -142,7 +149,7 @@ def _group(found: FoundGroup, parts: Parts) -> Group:
         ledger=parts.ledger,
         now=now,
     )
-    group.recall(found.samples, found.hand_backs, ready=found.account != "aborted", now=now)
+    group.recall(found.samples, found.hand_backs, found.cuts, ready=found.account != "aborted", now=now)
     return group
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["SimStorage", "check_record"]
 
 
+_GONE = ("packed", "segments", "response", "reward", "reward_parts", "prompt_ids", "response_ids", "meta")
+
+
 class SimStorage(MemoryStorage):
     """The storage port of one life; `world.journal` is what outlives it."""
 
@@ -63,6 +66,13 @@ class SimStorage(MemoryStorage):
         if world.faults.draw(("put_crash_after",)):
             await world.ambush()
             await self._life.dies("put_crash_after")
+
+    def settled(self, group: Group, *, again: bool = False) -> None:
+        """Look at a group that ended: counts and reasons are left of it, and nothing else."""
+        for sample in group.samples:
+            left = [name for name in _GONE if getattr(sample, name)]
+            self._world.require(not left, "P28", f"{sample} was settled with its {left}")
+            self._world.require(bool(sample.reason), "P28", f"{sample} was settled without a reason")
 
     async def close(self) -> None:
         """Nothing to close."""
