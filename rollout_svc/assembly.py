@@ -35,6 +35,7 @@ from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.ladder import Ladder
 from rollout_svc.plan import Plan, batch_of, make_plan
+from rollout_svc.producer.drought import Droughts
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, make_source
 from rollout_svc.producer.tail import Tail
@@ -46,6 +47,7 @@ from rollout_svc.rollout.tally import Tally
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
+from rollout_svc.trajectories import Trajectories, trajectory_problems
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.absence import Attendance
@@ -85,10 +87,12 @@ class Parts:
     ledger: Ledger
     tally: Tally
     buffer: ReplayBuffer
+    trajectories: Trajectories
     pool: WorkerPool
     judging: Judging
     rollouts: Rollouts
     producer: Producer
+    droughts: Droughts
     fleet: Fleet
     updater: WeightUpdater
     supervisor: Supervisor
@@ -139,6 +143,7 @@ def prepare(config: Config) -> Prepared:
         if worker.launch is not None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
     problems += _lost_on_the_way(config)
+    problems += trajectory_problems(config.trajectories)
     problems += infeasible(config.trainer, config.producer, config.tasks)
     if problems:
         raise ConfigError(problems)
@@ -230,10 +235,12 @@ def assemble(
         ledger=ground.ledger,
         tally=ground.tally,
         buffer=ground.buffer,
+        trajectories=ground.trajectories,
         pool=fleet.pool,
         judging=work.judging,
         rollouts=work.rollouts,
         producer=work.producer,
+        droughts=work.droughts,
         fleet=fleet.fleet,
         updater=fleet.updater,
         supervisor=fleet.supervisor,
@@ -261,6 +268,7 @@ class _Ground:
         self.processes = outside.processes()
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
+        self.trajectories = Trajectories(config.trajectories, bus=bus)
 
 
 class _FleetParts:
@@ -326,8 +334,10 @@ class _WorkParts:
             codec=prepared.codec,
             tally=ground.tally,
             settling=ground.settling,
+            trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
         )
+        self.droughts = Droughts(prepared.runtimes, ground.bus)
         self.rollouts = Rollouts(tools=tools, buffer=ground.buffer)
         self.rollouts.partials_usable = partials_usable(ground.config.trainer, ground.config.producer.strategy)
         config = ground.config.producer

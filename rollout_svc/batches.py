@@ -7,6 +7,9 @@ Invariants:
 - The tasks of a batch are mixed by their weights (`producer/mix.py`).
 - A batch is leased in one step, once all its groups are there: a caller that goes away before loses nothing, and one
   that goes away after gets the same batch by asking for the same step.
+- The reward figures of a batch are raw: of its own groups and of those that were finished and dropped since the batch
+  before, by a filter, by age, or because their filter failed. Every group that finished is so counted once, and what a
+  filter leaves does not make the model look better or worse than it is. `reward_samples` says of how many they are.
 - A take that cannot be met says why within its timeout, and a dead service fails every take at once.
 """
 
@@ -30,6 +33,7 @@ from rollout_svc.producer.masking import encoded, masked_tokens, oldest_unmasked
 from rollout_svc.producer.mixture import Mixture
 from rollout_svc.producer.schedule import Demand
 from rollout_svc.producer.staleness import refusal, staleness
+from rollout_svc.rollout.rewards import RewardSum
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 
@@ -309,7 +313,9 @@ class Batches:
     def recall(self) -> None:
         """Follow the leases that the buffer has from an earlier life."""
         for lease in self._buffer.leases:
-            self._leased[lease.batch_id] = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics)
+            oldest = oldest_unmasked(lease.step, lease.metrics.get("max_token_staleness"))  # as it was lent
+            batch = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics, oldest=oldest)
+            self._leased[lease.batch_id] = batch
         self._set_timer()
 
     def close(self) -> None:
@@ -323,11 +329,13 @@ class Batches:
         self._last = self._tally.snapshot()
         paused_s = self._paused_s()
         pause_s, self._last_paused_s = paused_s - self._last_paused_s, paused_s
-        tasks: dict[str, list[Group]] = {}
+        dropped = self._tally.take_dropped()
+        tasks: dict[str, list[Group]] = {name: [] for name in dropped}
         for group in groups:
             tasks.setdefault(group.prompt.task, []).append(group)
         return {
-            **_describe(groups, step, oldest),
+            **_describe(groups, step, oldest, dropped.values()),
+            "max_token_staleness": self.max_token_staleness,
             "aborted": delta.aborted,
             "continued": delta.continued,
             "redone": delta.redone,
@@ -335,21 +343,25 @@ class Batches:
             "settled": dict(delta.settled),
             "wait_s": round(wait_s, 6),
             "pause_s": round(pause_s, 6),
-            "tasks": {name: _describe(members, step, oldest) for name, members in tasks.items()},
+            "tasks": {
+                name: _describe(members, step, oldest, [dropped[name]] if name in dropped else ())
+                for name, members in tasks.items()
+            },
         }
 
 
-def _describe(groups: list[Group], step: int, oldest: int | None) -> dict[str, Any]:
-    """Figures of some groups: rewards, lengths, staleness."""
+def _describe(groups: list[Group], step: int, oldest: int | None, dropped: Iterable[RewardSum]) -> dict[str, Any]:
+    """Figures of some groups: lengths, staleness, and rewards, those of the groups that were dropped included."""
     samples = [sample for group in groups for sample in group.samples]
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    rewards = sum(dropped, RewardSum.of([sample.reward for sample in samples if sample.reward is not None]))
     lengths = [sample.response_length for sample in samples]
     ages = Counter(str(staleness(group.versions(), step)) for group in groups)
     return {
         "groups": len(groups),
         "samples": len(samples),
-        "reward_mean": statistics.fmean(rewards) if rewards else None,
-        "reward_std": statistics.pstdev(rewards) if rewards else None,
+        "reward_mean": rewards.mean if rewards.count else None,
+        "reward_std": rewards.std if rewards.count else None,
+        "reward_samples": rewards.count,
         "response_length_mean": statistics.fmean(lengths) if lengths else None,
         "response_length_min": min(lengths, default=None),
         "response_length_max": max(lengths, default=None),

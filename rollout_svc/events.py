@@ -27,10 +27,12 @@ __all__ = [
     "EvaluationStarted",
     "Event",
     "EventBus",
+    "GroundTruthMissing",
     "GroupAdmitted",
     "GroupFinished",
     "GroupHandedBack",
     "GroupSettled",
+    "GroupsAllFiltered",
     "LeaseExpired",
     "PauseFinished",
     "PauseStarted",
@@ -41,6 +43,8 @@ __all__ = [
     "Resumed",
     "RungReached",
     "SampleFailed",
+    "SourceSkips",
+    "TrajectoriesFailing",
     "WeightsUpdated",
     "WorkerChanged",
 ]
@@ -193,6 +197,40 @@ class ProducerWaiting(Event):
 
     reason: str
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsAllFiltered(Event):
+    """So many groups of a task in a row were filtered, and none was kept; told again whenever the number doubles."""
+
+    task: str
+    in_a_row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSkips(Event):
+    """A source that cannot be set to a position reads again what was used up before a restart, and drops it."""
+
+    task: str
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroundTruthMissing(Event):
+    """A prompt without a ground truth was written to the trajectories; told once per task."""
+
+    task: str
+    prompt_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoriesFailing(Event):
+    """Trajectories cannot be written, or not be set aside; told once until it works again. `failed`: lines lost."""
+
+    path: str
+    error: str
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)

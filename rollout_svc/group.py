@@ -56,14 +56,17 @@ class Group:
         "account",
         "created_at",
         "cuts",
+        "filter_failures",
         "group_id",
         "hand_backs",
         "handed_back_at",
         "lane",
         "not_before",
+        "passed",
         "prompt",
         "ready_at",
         "reason",
+        "recorded",
         "samples",
     )
 
@@ -90,6 +93,9 @@ class Group:
         self.cuts = 0  # pauses that ended it before it was finished
         self.handed_back_at = now
         self.reason: str | None = None
+        self.recorded = False  # its trajectory is handed over
+        self.passed = False  # its filter kept it
+        self.filter_failures = 0
         self._ledger = ledger
         self._versions: frozenset[int | None] | None = None
         self.samples = tuple(
@@ -219,12 +225,13 @@ class Group:
             sample.transition(sample.attempt, status, reason=reason if own else "sibling_failed")
             sample.revoke()
 
-    def recall(self, samples: Sequence[SampleState], hand_backs: int, *, ready: bool, now: float) -> None:
+    def recall(self, samples: Sequence[SampleState], hand_backs: int, cuts: int, *, ready: bool, now: float) -> None:
         """Be what was noted in an earlier life: queued -> ready, or aborted, with each member as it was.
 
         Args:
             samples: of each member, none of them under way.
             hand_backs: how often it had come back unfinished.
+            cuts: how many pauses had ended it.
             ready: every member is COMPLETED, and it was put.
             now: monotonic seconds.
 
@@ -239,7 +246,7 @@ class Group:
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         self.account = "ready" if ready else "aborted"
         self._ledger.move_group("queued", self.account, self.prompt.task)
-        self.hand_backs = hand_backs
+        self.hand_backs, self.cuts = hand_backs, cuts
         if ready:
             self.ready_at, self._versions = now, self.versions()
 

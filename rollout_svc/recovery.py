@@ -27,9 +27,10 @@ from rollout_svc.config import Config
 from rollout_svc.group import Group
 from rollout_svc.outside import Outside
 from rollout_svc.producer.sources import PushSource
+from rollout_svc.rollout.partials import Partials
 from rollout_svc.tasks import OnDeath
 
-__all__ = ["Restore", "open_storage", "recall"]
+__all__ = ["Restore", "keep_partials", "open_storage", "recall"]
 
 _SLICE: Final = 64  # groups made between two turns of the loop: some milliseconds
 
@@ -92,7 +93,7 @@ async def recall(
         return {}
     parts.ledger.recall(found.settled_groups, found.settled_samples, found.late_discarded, found.redone)
     _place_sources(found, prepared)
-    parts.producer.return_first(found.returned)
+    _place_prompts(found, parts)
     leased: dict[str, Group] = {}
     for number, one in enumerate(found.groups, 1):
         group = _group(one, parts)
@@ -115,6 +116,13 @@ async def recall(
     return _counted(found)
 
 
+def keep_partials(parts: Parts, interval_s: float) -> None:
+    """Have samples under way written down every `interval_s`, where there is a journal."""
+    if isinstance(parts.storage, Journal):
+        partials = Partials(rollouts=parts.rollouts, pool=parts.pool, storage=parts.storage, interval_s=interval_s)
+        parts.tasks.spawn("partials", partials.run(), critical=True)
+
+
 def _place_sources(found: Recovered, prepared: Prepared) -> None:
     for task, position in found.positions.items():
         prepared.sources[task].restore(position)
@@ -122,6 +130,13 @@ def _place_sources(found: Recovered, prepared: Prepared) -> None:
         source = prepared.sources[task]
         if isinstance(source, PushSource):
             source.restore_lines(pushed.lines, pushed.known)
+
+
+def _place_prompts(found: Recovered, parts: Parts) -> None:
+    """Prompts that wait to be admitted once more: in the tail, or before their sources where there is none any more."""
+    tail = parts.producer.tail
+    tail.restore(found.again if tail.size is not None else ())
+    parts.producer.return_first(found.returned + (found.again if tail.size is None else ()))
 
 
 def _group(found: FoundGroup, parts: Parts) -> Group:
@@ -134,7 +149,7 @@ def _group(found: FoundGroup, parts: Parts) -> Group:
         ledger=parts.ledger,
         now=now,
     )
-    group.recall(found.samples, found.hand_backs, ready=found.account != "aborted", now=now)
+    group.recall(found.samples, found.hand_backs, found.cuts, ready=found.account != "aborted", now=now)
     return group
 
 

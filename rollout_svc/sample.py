@@ -6,7 +6,7 @@ Invariants:
 - Every write names an attempt. A revoked attempt writes nothing: the write counts as `late_discarded` and raises.
 - The ledger is told of every move in the same synchronous step, so it balances between any two awaits.
 - Tokens only grow, except when a sample is redone (ABORTED or GENERATING to INIT) or settled without being
-  consumed, where they are dropped.
+  consumed, where they are dropped: what is FAILED, EXPIRED or FILTERED keeps counts and reasons, no more (P28).
 - A COMPLETED sample is its record, encoded once while its tokens are at hand: a third of the memory of token objects,
   nothing for the collector to look at, and what every way out sends as it is.
 
@@ -87,8 +87,10 @@ class Sample:
         "engine_finish_reason",
         "failures",
         "finish_reason",
+        "generate_s",
         "group_id",
         "index",
+        "judge_s",
         "meta",
         "packed",
         "prompt_ids",
@@ -128,6 +130,8 @@ class Sample:
         self.resume_at: ResumeAt | None = None
         self.reward: float | None = None
         self.reward_parts: dict[str, float] = {}
+        self.generate_s: float | None = None  # in its agent loop, since its first token was begun; None: not known
+        self.judge_s: float | None = None  # at its judge, the line before it included
         self.response: str | None = None
         self.reason: str | None = None
         self.meta: dict[str, Any] = meta or {}
@@ -158,7 +162,9 @@ class Sample:
     @property
     def response_length(self) -> int:
         """Number of response tokens, the environment's included."""
-        return self._length if self.packed is not None else sum(len(segment.ids) for segment in self.segments)
+        if self.packed is not None or self.settled:
+            return self._length
+        return sum(len(segment.ids) for segment in self.segments)
 
     @property
     def response_ids(self) -> list[int]:
@@ -287,7 +293,7 @@ class Sample:
         self.reason = reason
         self.resume_at = resume_at if to is SampleStatus.ABORTED else None
         if to is SampleStatus.INIT or dropped:
-            self._drop_payload()
+            self._drop_payload(for_good=dropped)
 
     def hand_out(self, *, partial: bool = True) -> int:
         """Give the sample to a task: a new attempt, and GENERATING or JUDGING; returns the attempt.
@@ -387,7 +393,7 @@ class Sample:
             engine_finish_reason=self.engine_finish_reason,
             segments=tuple(self.segments) if more is None else (*self.segments, more),
             reward=self.reward,
-            reward_parts=self.reward_parts,
+            reward_parts=self.reward_parts or None,
             packed=self.packed,
             length=self._length,
             spans=self._spans,
@@ -415,7 +421,14 @@ class Sample:
         if state.meta is not None:
             self.meta = state.meta
 
-    def _drop_payload(self) -> None:
+    def _drop_payload(self, *, for_good: bool) -> None:
+        """Let go of what it holds; for good: of everything but counts and reasons."""
+        if for_good:
+            self._length = self._length if self.packed is not None else sum(len(part.ids) for part in self.segments)
+            self._spans = ()
+            self.prompt_ids = []
+            self.meta = {}
+        self.generate_s = self.judge_s = None
         self.packed = None
         self.segments = []
         self.turn = 0

@@ -33,7 +33,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.recovery import Restore, open_storage, recall
+from rollout_svc.recovery import Restore, keep_partials, open_storage, recall
 from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
 from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck, oldest_samples
@@ -169,6 +169,7 @@ class RolloutService:
         parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, among=groups)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
         parts.tasks.spawn("evaluations", parts.evaluations.run(), critical=True)
+        keep_partials(parts, self.config.journal.partial_interval_s)
 
     async def ready(self) -> None:
         """Wait until every configured engine has answered, then open the gate.
@@ -215,6 +216,7 @@ class RolloutService:
         closing = [
             asyncio.ensure_future(parts.processes.close()),
             asyncio.ensure_future(parts.storage.close()),
+            asyncio.ensure_future(parts.trajectories.close()),
             asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)

@@ -23,8 +23,8 @@ GROUND = (
 """Imported by everyone; they import each other."""
 FLOORS = (
     GROUND,
-    ("agent", "judging", "judge_processes", "engines", "launching"),
-    ("workers", "buffer", "preflight", "newcomers"),
+    ("agent", "judging", "judge_processes", "filtering", "engines", "launching"),
+    ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
     ("batches", "evaluations", "tensors"),

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +26,8 @@ __all__ = ["Checkpoints", "Snapshots"]
 
 _LIMIT_S: Final = 300.0
 """A snapshot is written in this time or not at all, seconds: a disk of 100 MB/s writes 30 GB."""
+_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG})
+"""Faults of the path, not of the moment."""
 _MARGIN_S: Final = 30.0  # for a disk that does not come back to be asked
 
 
@@ -103,9 +106,9 @@ class Checkpoints:
                 return await storage.snapshot(target, step, over, _LIMIT_S + _MARGIN_S)
             except FileExistsError as error:
                 raise Conflict(f"{target} is there already: {error}", type="exists") from error
-            except PermissionError as error:
-                raise BadRequest.at("path", f"cannot write {target}: {error.strerror}") from error
             except (OSError, SqliteError, JournalFailed) as error:
+                if isinstance(error, OSError) and error.errno in _REFUSED:
+                    raise BadRequest.at("path", f"cannot write {target}: {error.strerror}") from error
                 raise NotNow("checkpoint_failed", f"cannot write {target}: {error}") from error
             finally:
                 stopped.set()  # a service that stops waits for no copy: the thread sees it and ends

@@ -4,7 +4,8 @@ Invariants:
 
 - A group is in at most one of: unfinished, ready, a lease. Each move is one synchronous step.
 - A lease ends exactly once: by its ack (consumed for good) or by time (its groups are ready again, in front).
-- Order is first in, first out; what comes back goes to the front, so that old work is finished first.
+- Old work first: unfinished groups go on by their oldest token's version, then by their admission; ready ones are first
+  in, first out, and what a lease gives back goes to the front.
 - An unfinished group that is set aside is still unfinished, and goes on only when it is asked for by name.
 - The bytes of finished groups, ready and leased, are counted exactly; nothing is ever put out to make room.
 - The clock is passed in.
@@ -12,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -49,6 +51,8 @@ class ReplayBuffer:
         self.leased_bytes = 0
         self._unfinished: OrderedDict[str, Group] = OrderedDict()
         self._aside: set[str] = set()
+        self._by_age: list[tuple[float, float, int, Group]] = []  # a heap; entries of groups that left are dropped late
+        self._put = 0
         self._ready: OrderedDict[str, Group] = OrderedDict()
         self._oldest: Counter[float] = Counter()  # of the ready groups, how many have this as their oldest version
         self._leases: dict[str, Lease] = {}
@@ -75,21 +79,32 @@ class ReplayBuffer:
         return len(self._unfinished)
 
     def unfinished_groups(self) -> Iterator[Group]:
-        """Those groups, in the order they go on."""
+        """Those groups, in the order they came."""
         return iter(tuple(self._unfinished.values()))
 
     def put_back(self, group: Group) -> None:
         """Keep a group that was handed back unfinished."""
         self._unfinished[group.group_id] = group
+        self._put += 1
+        heapq.heappush(self._by_age, (group.oldest, group.created_at, self._put, group))
         self.changed()
 
     def next_unfinished(self, now: float) -> Group | None:
         """Take out the oldest group whose time has come; None when there is none."""
-        for group_id, group in self._unfinished.items():
-            if group.not_before <= now and group_id not in self._aside:
-                del self._unfinished[group_id]
-                return group
-        return None
+        resting: list[tuple[float, float, int, Group]] = []
+        found: Group | None = None
+        while self._by_age and found is None:
+            entry = heapq.heappop(self._by_age)
+            group = entry[-1]
+            if self._unfinished.get(group.group_id) is not group or group.group_id in self._aside:
+                continue
+            if group.not_before <= now:
+                found = self._unfinished.pop(group.group_id)
+            else:
+                resting.append(entry)
+        for entry in resting:
+            heapq.heappush(self._by_age, entry)
+        return found
 
     def set_aside(self, group: Group) -> None:
         """Keep a group that was taken out, until it is asked for by name; tells nobody."""
@@ -125,6 +140,14 @@ class ReplayBuffer:
     def full(self) -> bool:
         """Whether those have reached the bound: what is begun may finish, nothing new should be."""
         return self.max_bytes is not None and self.bytes >= self.max_bytes
+
+    def why_full(self, batch: int) -> str:
+        """The bytes, and where the bound is below a batch of so many groups what that would take, by their mean."""
+        told = f"buffer.max_bytes is {self.max_bytes}, finished groups take {self.bytes}"
+        finished = self.ready + sum(len(lease.groups) for lease in self._leases.values())
+        if self.max_bytes is None or batch * self.bytes <= self.max_bytes * finished:
+            return told
+        return f"{told}; a batch of {batch} groups would take about {batch * self.bytes // finished}"
 
     # -- ready -----------------------------------------------------------------------------------------------
 

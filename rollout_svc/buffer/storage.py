@@ -45,6 +45,9 @@ class Storage(Protocol):
     def kept(self, sample: Sample, more: Segment | None = None) -> None:
         """A sample ended an attempt, or has more tokens: what it has now, and `more`, is to survive."""
 
+    def handed_back(self, group: Group) -> None:
+        """A group came back unfinished: what its members have now is to survive."""
+
     async def save(self, group: Group) -> None:
         """Every member is COMPLETED: record the group as ready, durably."""
 
@@ -88,6 +91,9 @@ class MemoryStorage:
         """Promise nothing."""
 
     def kept(self, sample: Sample, more: Segment | None = None) -> None:
+        """Promise nothing."""
+
+    def handed_back(self, group: Group) -> None:
         """Promise nothing."""
 
     async def save(self, group: Group) -> None:

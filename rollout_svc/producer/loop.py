@@ -23,7 +23,15 @@ from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.config import Strategy, TrainerConfig
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.events import (
+    EventBus,
+    GroupAdmitted,
+    GroupFinished,
+    GroupSettled,
+    ProducerWaiting,
+    SampleFailed,
+    SourceSkips,
+)
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
@@ -105,9 +113,15 @@ class Producer:
             ledger=ledger,
             feeding=self,
         )
+        tail.barred = self.mixture.at_limit
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
+
+    @property
+    def sources(self) -> Mapping[str, PromptSource]:
+        """Where prompts come from, by task."""
+        return self._sources
 
     @property
     def exhausted(self) -> bool:
@@ -171,8 +185,10 @@ class Producer:
     async def run(self) -> None:
         """Produce until cancelled."""
         try:
-            for source in self._sources.values():
+            for task, source in self._sources.items():
                 source.open(self._source_changed)
+                if source.skips:
+                    self._bus.emit(SourceSkips(task, source.skips))
             await self._produce()
         finally:
             for source in self._sources.values():
@@ -284,6 +300,9 @@ class Producer:
                 self.tail.started(entry)
                 self._run(entry)
             return True
+        if self.mixture.at_limit(entry.task):
+            self.tail.defer()
+            return True
         group = self._enter(entry, None)
         self.tail.started(group)
         self._run(group)
@@ -307,9 +326,7 @@ class Producer:
         decision = self._decide()
         if decision.action != "admit":
             return decision.action != "wait"
-        source = self._sources[task]
-        source.advance()
-        self._start(task, line, ids, failure, source.position)
+        self._start(task, line, ids, failure, self._sources[task].advance())
         return True
 
     def _without_prompts(self, obstacles: Collection[str]) -> bool:
@@ -408,8 +425,9 @@ class Producer:
                     self._bus.emit(ProducerWaiting(reason, self._caution.reason))
                 self._warned = True
             elif reason == "buffer_full":
-                held, most = self._buffer.bytes, self._buffer.max_bytes
-                self._bus.emit(ProducerWaiting(reason, f"{held} bytes of finished groups; buffer.max_bytes is {most}"))
+                self._bus.emit(
+                    ProducerWaiting(reason, self._buffer.why_full(0 if self.rule is None else self.rule.batch))
+                )
             elif reason in _TOLD:
                 states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
                 self._bus.emit(ProducerWaiting(reason, states or "no workers"))

@@ -26,7 +26,6 @@ class ReturnedFirst:
     def __init__(self, source: PromptSource, prompts: Iterable[Prompt]) -> None:
         self._source = source
         self._lines = deque(PromptLine(prompt.prompt_id, _content(prompt)) for prompt in prompts)
-        self._moved = True
 
     def __repr__(self) -> str:
         return f"<ReturnedFirst {len(self._lines)} before {self._source!r}>"
@@ -37,9 +36,18 @@ class ReturnedFirst:
         return not self._lines and self._source.exhausted
 
     @property
-    def position(self) -> Position | None:
-        """Where the source stands; None after a prompt that came back: it stands where it stood."""
-        return self._source.position if self._moved else None
+    def skips(self) -> int:
+        """Lines that the source reads again and drops."""
+        return self._source.skips
+
+    @property
+    def position(self) -> Position:
+        """Where the source stands."""
+        return self._source.position
+
+    def as_json(self) -> dict[str, Any]:
+        """What status says of the source."""
+        return self._source.as_json() | {"exhausted": self.exhausted}
 
     def restore(self, position: Position) -> None:
         """Begin where the source stood in an earlier life."""
@@ -57,13 +65,12 @@ class ReturnedFirst:
         """The next line, or None when there is none now."""
         return self._lines[0] if self._lines else self._source.peek()
 
-    def advance(self) -> None:
-        """Use up the line that `peek` showed."""
-        self._moved = not self._lines
-        if self._lines:
-            self._lines.popleft()
-        else:
-            self._source.advance()
+    def advance(self) -> Position | None:
+        """Use up the line that `peek` showed; None after a prompt that came back: the source stands where it stood."""
+        if not self._lines:
+            return self._source.advance()
+        self._lines.popleft()
+        return None
 
 
 def returned_first(sources: Mapping[str, PromptSource], prompts: Iterable[Prompt]) -> dict[str, PromptSource]:

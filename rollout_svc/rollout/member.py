@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rollout_svc.agent import AgentContext, EngineCaller
 from rollout_svc.buffer.storage import Storage
@@ -19,6 +19,7 @@ from rollout_svc.sample import Sample
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.tokens import TextCodec
+from rollout_svc.trajectories import Trajectories
 
 if TYPE_CHECKING:
     from rollout_svc.rollout.run import GroupRun
@@ -40,6 +41,7 @@ class Tools:
     codec: TextCodec
     tally: Tally
     settling: Settling
+    trajectories: Trajectories
     max_attempts: int
 
 
@@ -72,7 +74,7 @@ class Owner(Protocol):
     def run_changed(self, run: GroupRun) -> None:
         """A member ended or parked."""
 
-    def cancel(self, run: GroupRun, tasks: list[asyncio.Task[None]]) -> None:
+    def cancel(self, run: GroupRun, tasks: list[asyncio.Task[Any]]) -> None:
         """End tasks that lost their group, and follow those that do not end."""
 
     def bug(self, where: str, error: Exception) -> None:

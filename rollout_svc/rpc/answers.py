@@ -198,6 +198,18 @@ class TaskRecord(Record):
     """Why no prompt of it can be admitted; empty: one can, where there is room."""
 
 
+class SourceRecord(Record):
+    """Where the prompts of one task come from."""
+
+    used: Natural
+    """Lines used up, since the beginning of the source."""
+    epoch: Natural | None
+    """Passes over a file that were begun; null: it has none."""
+    exhausted: bool
+    known_ids: Natural | None
+    """Ids that are not accepted again; null: nothing is pushed here."""
+
+
 class ProducerRecord(Record):
     """What the producing loop does."""
 
@@ -209,6 +221,19 @@ class ProducerRecord(Record):
     schedule: ScheduleRecord | None
     """How much may be under way; null: there is no plan yet."""
     tasks: dict[str, TaskRecord]
+    filtered_in_a_row: dict[str, Natural]
+    """By task: groups that were filtered since one was kept."""
+    sources: dict[str, SourceRecord]
+
+
+class TrajectoriesRecord(Record):
+    """What was written down of finished groups."""
+
+    path: str
+    written: Natural
+    failed: Natural
+    """Lines that were lost."""
+    bytes: Natural
 
 
 class EvaluationsRecord(Record):
@@ -237,6 +262,8 @@ class Status(Record):
     workers: list[WorkerRecord]
     buffer: BufferRecord
     producer: ProducerRecord
+    trajectories: TrajectoriesRecord | None
+    """Null: none are kept."""
     evaluations: EvaluationsRecord
     ledger: AccountBook
     plan: Plan

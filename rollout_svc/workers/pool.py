@@ -190,7 +190,8 @@ class WorkerPool:
         worker.calls[call.request_id] = call
         worker.tokens += tokens
         self.in_flight[lane] += 1
-        reader = worker.dialect.reader() if worker.stream else None
+        reader = call.reader = worker.dialect.reader() if worker.stream else None
+        call.max_tokens = request.max_tokens
         try:
             completion = await self._exchange(worker, call, request, reader)
             self._check(worker, call, request, completion)

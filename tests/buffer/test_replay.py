@@ -1,5 +1,7 @@
 """The replay buffer: each group in one place, leases that end once, and old work first."""
 
+from math import inf
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import MemoryStorage
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
-from tests.support.groups import completed, make_group, recount
+from tests.support.groups import completed, make_group, recount, segment
 
 MAX_BYTES = 2000
 """A few groups."""
@@ -28,6 +30,7 @@ class BufferMoves(RuleBasedStateMachine):
         self.made: list[Group] = []
         self.ready: list[str] = []
         self.unfinished: list[tuple[str, float]] = []
+        self.version: dict[str, float] = {}
         self.leases: dict[str, tuple[list[str], float]] = {}
         self.ended: dict[str, str] = {}
         self.now = 0.0
@@ -56,11 +59,16 @@ class BufferMoves(RuleBasedStateMachine):
         self.ready.append(group.group_id)
         self.expected += 1
 
-    @rule(rest=st.floats(-3, 6))
-    def handed_back(self, rest: float) -> None:
+    @rule(rest=st.floats(-3, 6), version=st.none() | st.integers(0, 3))
+    def handed_back(self, rest: float, version: int | None) -> None:
+        """With a token of that version, or none at all."""
         group = make_group(self.ledger, group_id=f"g{len(self.made)}")
         self.made.append(group)
+        self.version[group.group_id] = inf if version is None else version
         group.start()
+        attempt = group.samples[0].hand_out()
+        if version is not None:
+            group.samples[0].extend(attempt, segment([7], version))
         group.hand_back(self.now + rest)
         self.buffer.put_back(group)
         self.unfinished.append((group.group_id, self.now + rest))
@@ -68,8 +76,9 @@ class BufferMoves(RuleBasedStateMachine):
 
     @rule()
     def go_on(self) -> None:
-        """The one that waits longest, of those whose rest is over."""
+        """The one with the oldest token, of those whose rest is over; of equals the one that came first."""
         due = [group_id for group_id, not_before in self.unfinished if not_before <= self.now]
+        due.sort(key=self.version.__getitem__)
         group = self.buffer.next_unfinished(self.now)
         assert (group.group_id if group else None) == (due[0] if due else None)
         if group is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -123,7 +124,7 @@ def test_what_is_written_meanwhile_tears_nothing(kept: Kept, tmp_path: Path) -> 
     with closing(sqlite3.connect(tmp_path / "snapshot.db")) as copy:
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         found = read_journal(copy)
-    settled = found.settled_groups["consumed"]
+    settled = found.settled_groups["t"]["consumed"]
     known = found.pushed["t"].known - lines.keys()
     assert len(seen) - 1 <= settled <= len(seen)
     assert known == {f"late{number}" for number in range(1, settled + 1)} or len(known) == settled - 1
@@ -165,14 +166,22 @@ def test_a_copy_that_is_ended_leaves_what_was_there(kept: Kept, tmp_path: Path) 
 
 
 def test_a_full_disk_leaves_what_was_there(kept: Kept, tmp_path: Path) -> None:
-    """Where the copy does not fit the older snapshot stays, and the journal goes on."""
+    """Where the copy does not fit the older snapshot stays, nothing else does, and the journal goes on."""
     target = tmp_path / "snapshot.db"
     kept.snapshot(target, 3)
     before = digest(target)
-    with pytest.raises((OSError, sqlite3.Error)):
-        write_snapshot(kept.connection, Path("/dev/full/snapshot.db"), 4, lambda: None)
+    kept.write(notes.Pushed("t", tuple((f"q{number}", b"x" * 20_000) for number in range(100))))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises((OSError, sqlite3.Error)):
+            kept.snapshot(target, 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert digest(target) == before
+    assert not any("partial" in name for name in names(tmp_path))
     kept.consume(0)
+    kept.snapshot(target, 4)
 
 
 # -- going on from it --------------------------------------------------------------------------------------------------
@@ -189,7 +198,7 @@ def test_going_on_gives_back_what_came_after_the_step(kept: Kept, tmp_path: Path
     found = content(tmp_path / "new.db")
     assert [prompt.prompt_id for prompt in found.returned] == [f"p{number}" for number in range(3, 10)]
     assert [prompt.prompt_id for prompt in found.again] == ["p10"]
-    assert found.settled_groups == {"consumed": 3, "expired": 1}
+    assert found.settled_groups == {"t": {"consumed": 3, "expired": 1}}
     assert found.settled_samples == {"consumed": 6, "expired": 2}
     assert found.step == 1
     with closing(sqlite3.connect(tmp_path / "new.db")) as journal:

@@ -65,13 +65,15 @@ async def _round(history: History, rng: Random, *, brings_weights: bool) -> None
 
 
 def _check_batch(history: History, batch: dict[str, Any], step: int) -> None:
-    world, bound = history.world, history.shape.config.trainer.max_staleness
+    trainer = history.shape.config.trainer
+    world, bound, masked = history.world, trainer.max_staleness, trainer.max_token_staleness
+    oldest = None if masked is None else batch["step"] - masked
     for group in batch["groups"]:
         size = len(group["samples"])
         world.require(size == history.shape.group_size, "P2", f"{group['group_id']} came with {size} samples")
         world.require(group["group_id"] in world.journal, "P31", f"{group['group_id']} is leased, not durable")
         for sample in group["samples"]:
-            check_record(world, sample)
+            check_record(world, sample, oldest)
             for span in sample["weight_versions"]:
                 fresh = span["version"] is not None and batch["step"] - span["version"] <= bound
                 world.require(fresh, "P32", f"{sample['sample_id']} has {span} at step {step}")

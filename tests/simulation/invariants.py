@@ -88,6 +88,7 @@ class Invariants:
             life.bus.subscribe(kind, self._tell)
         life.bus.subscribe(GroupAdmitted, self._admitted)
         life.bus.subscribe(GroupFinished, self._finished)
+        life.bus.subscribe(GroupSettled, self._settled)
         life.bus.subscribe(SampleFailed, self._failed)
         life.bus.subscribe(RequestAborted, self._aborted)
         life.bus.subscribe(PauseStarted, self._pause_started)
@@ -118,6 +119,12 @@ class Invariants:
         self._world.say("service", "admits", event.group_id[-6:], event.task)
         self._world.require(bool(parts.pool.active), "P18", f"{event} although no worker is in traffic")
         self._world.require(parts.gate.is_open("train"), "P9", f"{event} while the gate is closed")
+        self._world.require(
+            not parts.buffer.full, "bytes", f"{event} although the buffer is full: {parts.buffer.bytes}"
+        )
+        limit = next(task.max_groups for task in self._life.config.tasks if task.name == event.task)
+        held = parts.producer.mixture.unsettled(event.task)
+        self._world.require(limit is None or held <= limit, "P33", f"{event}: {held} groups of {limit}")
         self._check_window(event)
 
     def _check_window(self, event: GroupAdmitted) -> None:
@@ -135,13 +142,22 @@ class Invariants:
         late = turn - demand.version > trainer.max_staleness
         self._world.require(not late or trainer.max_staleness == 0, "P32", f"{event} is the {out}th at {demand}")
 
+    def _settled(self, event: GroupSettled) -> None:
+        """A filter's verdict is the one thing that filters a group."""
+        if event.outcome == "filtered":
+            said = self._world.asked.get(event.group_id)
+            self._world.require(said == event.reason, "P2", f"{event}, but its filter said {said}")
+
     def _finished(self, event: GroupFinished) -> None:
+        if self._life.service.prepared.runtimes[event.task].filter is not None:
+            said = self._world.asked.get(event.group_id)
+            self._world.require(said == "kept", "P2", f"group {event.group_id} is kept, but its filter said {said}")
         known = event.group_id in self._world.journal
         self._world.require(known, "P31", f"group {event.group_id} is ready before it is durable")
 
     def _failed(self, event: SampleFailed) -> None:
         self._world.say("service", "fails", event.sample_id[-8:], event.reason, event.failures, event.message[:80])
-        if not event.reason.startswith("judge"):
+        if not event.reason.startswith(("judge", "filter")):
             self._life.witness.failed(event.sample_id)
         self._world.require(event.reason != "internal", "bug", event.message)
 
@@ -279,6 +295,8 @@ class Invariants:
             "P1",
             f"{parts.ledger.unsettled_groups} groups are admitted and not consumed",
         )
+        finished = sum(group.payload_bytes for group in groups if group.account in ("ready", "leased"))
+        require(parts.buffer.bytes == finished, "bytes", f"{finished} are held, {parts.buffer.bytes} counted")
         in_flight = dict.fromkeys(parts.pool.in_flight, 0)
         for worker in parts.pool.workers.values():
             for call in worker.calls.values():

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["SimStorage", "check_record"]
 
 
+_GONE = ("packed", "segments", "response", "reward", "reward_parts", "prompt_ids", "response_ids", "meta")
+
+
 class SimStorage(MemoryStorage):
     """The storage port of one life; `world.journal` is what outlives it."""
 
@@ -64,12 +67,22 @@ class SimStorage(MemoryStorage):
             await world.ambush()
             await self._life.dies("put_crash_after")
 
+    def settled(self, group: Group, *, again: bool = False) -> None:
+        """Look at a group that ended: counts and reasons are left of it, and nothing else."""
+        for sample in group.samples:
+            left = [name for name in _GONE if getattr(sample, name)]
+            self._world.require(not left, "P28", f"{sample} was settled with its {left}")
+            self._world.require(bool(sample.reason), "P28", f"{sample} was settled without a reason")
+
     async def close(self) -> None:
         """Nothing to close."""
 
 
-def check_record(world: World, record: dict[str, object]) -> None:
-    """Compare a finished sample's record with what engines and judges really did."""
+def check_record(world: World, record: dict[str, object], oldest: int | None = None) -> None:
+    """Compare a finished sample's record with what engines and judges really did.
+
+    With `oldest` it is as it is handed over: tokens of older weights have to be masked.
+    """
     name, require = record["sample_id"], world.require
     prompt, response, reward = record["prompt_ids"], record["response_ids"], record["reward"]
     assert isinstance(prompt, list)
@@ -96,4 +109,8 @@ def check_record(world: World, record: dict[str, object]) -> None:
             world.breaks("P7", f"{name}: token {place} was made by {made_by}, it is said {versions.get(place)}")
             return
     mask = record["loss_mask"]
-    require(mask == [int(token >= 1000) for token in response], "P6", f"{name}: mask {mask}")
+    made = [token >= 1000 for token in response]
+    young = [oldest is None or (v := versions.get(n)) is None or int(str(v)) >= oldest for n in range(len(response))]
+    wanted = [int(ours and fresh) for ours, fresh in zip(made, young, strict=True)]
+    require(mask == wanted, "P6" if oldest is None else "P32", f"{name}: mask {mask} of {versions}, oldest {oldest}")
+    require(any(wanted) or not any(made), "P32", f"{name} has no token left that counts: {versions}, oldest {oldest}")

@@ -13,6 +13,7 @@ from rollout_svc.config import (
     AgentConfig,
     BufferConfig,
     Config,
+    FilterConfig,
     JudgerConfig,
     PauseConfig,
     ProducerConfig,
@@ -32,6 +33,8 @@ MODES = ("abort", "wait", "keep")
 _HERE: Final = "tests.simulation"
 MAX_TOKENS: Final = 24
 PUSHED: Final = "p"
+FILTER_TIMEOUT_S: Final = 1.5
+_FILTERED: Final = 0.3  # share of the tasks that have a filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def draw_shape(seed: int) -> Shape:
         buffer=BufferConfig(lease_s=rng.choice((3.0, 30.0))),
     )
     return Shape(
-        config=config,
+        config=_filtered(_handed_over(config, Random(f"{seed}:hand_over")), Random(f"{seed}:filter")),
         urls=urls,
         engine_batch=rng.choice((2, 4, 8)),
         prompts=rng.randint(16, 20),
@@ -94,6 +97,35 @@ def draw_shape(seed: int) -> Shape:
         trainers=rng.choice((1, 1, 2)),
         group_size=group_size,
     )
+
+
+def _handed_over(config: Config, rng: Random) -> Config:
+    """Draw what a trainer is handed: the bound on tokens, the mix, and how much may be kept for it."""
+    bound = rng.choice((None, None, *range(config.trainer.max_staleness + 1)))
+    batch = config.trainer.train_batch_size
+    # Limits below a batch in all are refused at the start: the last task has none of its own then.
+    limits = [*(rng.choice((None, None, 1, 3)) for _ in config.tasks[1:]), rng.choice((None, None, batch))]
+    tasks = tuple(
+        task.model_copy(update={"weight": rng.choice((1.0, 1.0, 3.0)), "max_groups": limit})
+        for task, limit in zip(config.tasks, limits, strict=True)
+    )
+    most = rng.choice((None, None, None, 1000, 6000))
+    return config.model_copy(
+        update={
+            "tasks": tasks,
+            "trainer": config.trainer.model_copy(update={"max_token_staleness": bound}),
+            "buffer": config.buffer.model_copy(update={"max_bytes": most}),
+        }
+    )
+
+
+def _filtered(config: Config, rng: Random) -> Config:
+    """Draw whose groups are filtered."""
+    fickle = FilterConfig(path=f"{_HERE}.filters:FickleFilter", timeout_s=FILTER_TIMEOUT_S)
+    tasks = tuple(
+        task.model_copy(update={"filter": fickle if rng.random() < _FILTERED else None}) for task in config.tasks
+    )
+    return config.model_copy(update={"tasks": tasks})
 
 
 def _task(name: str, rng: Random, partial: bool | None) -> TaskConfig:

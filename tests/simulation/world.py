@@ -50,6 +50,8 @@ class World:
         self.engines: dict[str, SimEngine] = {}
         self.last_answers: dict[str, Reply] = {}
         self.verdicts: list[Verdict] = []
+        self.filter_rng = Random(f"{seed}:filter calls")
+        self.asked: dict[str, str | None] = {}  # what a filter said last of a group: a reason, `kept`, or nothing yet
         self.journal: dict[str, list[dict[str, Any]]] = {}
         self.lives: list[Life] = []
         self.broken: Broken | None = None

@@ -28,6 +28,7 @@ from rollout_svc.group import Group
 from rollout_svc.ledger import SETTLED, Ledger
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
+from rollout_svc.recovery import Restore
 from rollout_svc.service import RolloutService
 from rollout_svc.workers.worker import Worker
 from tests.support.bell import WAIT_S, Bell
@@ -100,9 +101,9 @@ def _outside(storage: Storage | None, transport: Callable[[], HttpTransport] = H
 class Stage:
     """The service and what a test does to it."""
 
-    def __init__(self, config: Config, outside: Outside | None = None) -> None:
+    def __init__(self, config: Config, outside: Outside | None = None, restore: Restore | None = None) -> None:
         bus = EventBus(on_error=self._broken)
-        self.service = RolloutService(config, bus=bus, rng=Random(1), outside=outside)
+        self.service = RolloutService(config, bus=bus, rng=Random(1), outside=outside, restore=restore)
         self.bell = Bell()
         self.events: list[Event] = []
         self.may_die = False
@@ -254,6 +255,7 @@ async def stage(
     ready: bool = True,
     storage: Storage | None = None,
     transport: Callable[[], HttpTransport] = HttpTransport,
+    restore: Restore | None = None,
     **sections: Any,
 ) -> AsyncIterator[Stage]:
     """Run a service over engines.
@@ -264,10 +266,11 @@ async def stage(
         ready: wait until the gate is open.
         storage: where groups are made durable.
         transport: makes what carries calls to engines.
+        restore: a snapshot to go on from.
         sections: see `make_config`.
     """
     before = _tasks()
-    made = Stage(make_config(*engines, **sections), _outside(storage, transport))
+    made = Stage(make_config(*engines, **sections), _outside(storage, transport), restore)
     service = made.service
     parts: tuple[Any, ...] = (made.judge, made.agent, storage)
     for part in parts:

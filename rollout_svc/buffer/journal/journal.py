@@ -129,6 +129,10 @@ class Journal:
         if members:
             self._note(notes.Kept(members))
 
+    def handed_back(self, group: Group) -> None:
+        """Note a group that goes on later."""
+        self._note(notes.HandedBack(group.group_id, group.hand_backs, group.cuts, self._members(group.samples)))
+
     async def save(self, group: Group) -> None:
         """Make a group ready, durably."""
         self._note(notes.Saved(group.group_id, self._members(group.samples)))

@@ -146,7 +146,7 @@ def _decode_completed(kept: dict[str, Any], tensors: dict[str, _Array]) -> Sampl
         finish_reason=record["finish_reason"],
         engine_finish_reason=record["engine_finish_reason"],
         reward=record["reward"],
-        reward_parts=record["reward_parts"],
+        reward_parts=record["reward_parts"] or None,
         packed=packed,
         length=len(record["response_ids"]),
         spans=tuple(spans),

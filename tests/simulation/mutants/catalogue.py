@@ -55,6 +55,46 @@ _ALL: Final = (
         ),
     ),
     _mutant(
+        "failed_filter_keeps",
+        "a filter that raises, hangs or talks nonsense has kept its group",
+        "P2",
+        (
+            "rollout.ending",
+            "            _filter_failed(run, tools, failure)\n            continue",
+            "            return None",
+        ),
+    ),
+    _mutant(
+        "kept_before_it_was_heard",
+        "a group counts as kept as soon as its filter is asked, and is not asked about again after a pause",
+        "P2",
+        (
+            "rollout.ending",
+            "    while desk is not None and not group.passed and not run.closed:",
+            "    while desk is not None and not group.passed and not run.closed:\n        group.passed = True",
+        ),
+    ),
+    _mutant(
+        "filtered_group_forgotten",
+        "a group that is filtered is left where it is, and nobody settles it",
+        "hang P8 P9",
+        (
+            "rollout.run",
+            "        if self.closed:\n            return\n        self.closed = True\n        if dropped",
+            "        if self.closed or dropped:\n            return\n        self.closed = True\n        if dropped",
+        ),
+    ),
+    _mutant(
+        "dropped_keeps_its_tokens",
+        "what is filtered or expired keeps its record",
+        "P28",
+        (
+            "sample",
+            "        self.packed = None\n        self.segments = []\n        self.turn = 0",
+            "        self.turn = 0",
+        ),
+    ),
+    _mutant(
         "completed_sibling_reset",
         "a group that goes back takes its completed members through their judge again",
         "P5",

@@ -1,0 +1,1 @@
+"""`python -m bench.longtail`: what each strategy makes of answers whose lengths have a long tail."""
