@@ -8,7 +8,7 @@ SEEDS  ?= 0:3000
 JOBS   ?= 2
 
 .PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench
-.PHONY: chaos chaos-smoke test-router test-vllm test-vllm-smoke test-wheel clean
+.PHONY: chaos chaos-smoke durability test-router test-vllm test-vllm-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ chaos: $(VENV)/.installed ## Pause under every fault over real sockets; rewrites
 chaos-smoke: $(VENV)/.installed ## The same, small: 256 in flight, 100 flaps (under 2 minutes).
 	CHAOS_SMOKE=1 $(BIN)/python -m pytest -s tests/chaos/test_flaps.py
 	CHAOS_SMOKE=1 $(BIN)/python -m pytest -s tests/chaos --ignore=tests/chaos/test_flaps.py $(ARGS)
+
+# A real process that is killed: each round takes about a second.
+durability: $(VENV)/.installed ## Kill a loaded service 200 times and account for every prompt (ARGS="--rounds 20").
+	$(BIN)/python -m tests.durability $(ARGS)
 
 # A real vLLM on a CPU, in an environment of its own: its torch and its transformers are not ours. pip has to find the CPU
 # build of torch; torchvision and the others come as CUDA builds, which break transformers beside it.

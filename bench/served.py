@@ -78,6 +78,7 @@ class Served:
         group_size: samples of a prompt.
         max_staleness: one more than this many times as many groups as run may be admitted and not yet consumed.
         dialect: of the engines.
+        journal: a file for `buffer.path`; None: in memory.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Served:
         group_size: int = GROUP_SIZE,
         max_staleness: int = 2,
         dialect: str = "auto",
+        journal: Path | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         path = Path(self._folder.name) / "service.yaml"
@@ -101,7 +103,10 @@ class Served:
             "max_staleness": max_staleness,
         }
         workers = [{"url": url, "dialect": dialect} for url in engine_urls]
-        path.write_text(yaml.safe_dump(_config(workers, trainer, max_tokens)))
+        config = _config(workers, trainer, max_tokens)
+        if journal is not None:
+            config["buffer"] = {"path": str(journal)}
+        path.write_text(yaml.safe_dump(config))
         self._child = Child("rollout_svc", "serve", "--config", path, "--log-level", "warning", ready="service.ready")
         self.url = ""
         self._caller: Caller | None = None
@@ -119,6 +124,10 @@ class Served:
             self._caller.close()
         self._child.__exit__(kind, error, trace)
         self._folder.cleanup()
+
+    def kill(self) -> None:
+        """End the service as a crash does."""
+        self._child.kill()
 
     @property
     def cpu_s(self) -> float:
@@ -198,4 +207,5 @@ def _config(workers: list[dict[str, Any]], trainer: dict[str, Any], max_tokens: 
             }
         ],
         "trainer": trainer,
+        "producer": {"strategy": "disaggregated"},  # full at any time, whether the trainer takes or not
     }

@@ -8,18 +8,21 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from rollout_svc.batches import Batches, Shortage
+from rollout_svc.buffer.checkpoints import Checkpoints, Snapshots
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.engines import Endpoint, Transport, candidates
 from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import ConfigError, Problem
+from rollout_svc.evaluations.evaluations import Evaluations, apart
 from rollout_svc.events import EventBus
 from rollout_svc.feasible import infeasible, partials_usable, remarks
 from rollout_svc.gate import Gate, Lane
@@ -32,6 +35,7 @@ from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.ladder import Ladder
 from rollout_svc.plan import Plan, batch_of, make_plan
+from rollout_svc.producer.drought import Droughts
 from rollout_svc.producer.loop import Producer
 from rollout_svc.producer.sources import PromptSource, make_source
 from rollout_svc.producer.tail import Tail
@@ -43,6 +47,7 @@ from rollout_svc.rollout.tally import Tally
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
+from rollout_svc.trajectories import Trajectories, trajectory_problems
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.absence import Attendance
@@ -67,6 +72,7 @@ class Prepared:
     sources: dict[str, PromptSource]
     codec: TextCodec
     plan: Plan
+    refused: Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +87,12 @@ class Parts:
     ledger: Ledger
     tally: Tally
     buffer: ReplayBuffer
+    trajectories: Trajectories
     pool: WorkerPool
     judging: Judging
     rollouts: Rollouts
     producer: Producer
+    droughts: Droughts
     fleet: Fleet
     updater: WeightUpdater
     supervisor: Supervisor
@@ -92,6 +100,12 @@ class Parts:
     attendance: Attendance
     pauses: PauseController
     batches: Batches
+    evaluations: Evaluations
+    checkpoints: Checkpoints
+
+    async def abandon(self) -> None:
+        """Close what is open of parts that nobody has used."""
+        await asyncio.gather(self.transport.close(), self.processes.close(), self.storage.close())
 
 
 def worker_ids(config: Config) -> list[str]:
@@ -129,6 +143,7 @@ def prepare(config: Config) -> Prepared:
         if worker.launch is not None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
     problems += _lost_on_the_way(config)
+    problems += trajectory_problems(config.trajectories)
     problems += infeasible(config.trainer, config.producer, config.tasks)
     if problems:
         raise ConfigError(problems)
@@ -136,7 +151,7 @@ def prepare(config: Config) -> Prepared:
     notes = remarks(config.trainer, config.producer.strategy, config.tasks)
     plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)), notes=notes)
     raise_open_file_limit(plan)
-    return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan)
+    return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan, refused)
 
 
 def _lost_on_the_way(config: Config) -> list[Problem]:
@@ -181,9 +196,10 @@ def assemble(
     hopeless: Callable[[int], bool],
     shortage: Callable[[int], Shortage],
     outside: Outside,
+    storage: Storage,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
-    ground = _Ground(prepared.config, bus, rng, on_death, outside)
+    ground = _Ground(prepared.config, bus, rng, on_death, outside, storage)
     fleet = _FleetParts(ground)
     work = _WorkParts(ground, fleet, prepared)
     stop = _StopParts(ground, fleet, work)
@@ -204,6 +220,11 @@ def assemble(
         on_demand=work.producer.wake,
         new_id=outside.new_id,
     )
+    checkpoints = Checkpoints(
+        tasks=ground.tasks,
+        storage=storage if isinstance(storage, Snapshots) else None,
+        acknowledge=batches.acknowledge_all,
+    )
     _connect(ground, fleet, work, stop, batches)
     return Parts(
         gate=ground.gate,
@@ -214,10 +235,12 @@ def assemble(
         ledger=ground.ledger,
         tally=ground.tally,
         buffer=ground.buffer,
+        trajectories=ground.trajectories,
         pool=fleet.pool,
         judging=work.judging,
         rollouts=work.rollouts,
         producer=work.producer,
+        droughts=work.droughts,
         fleet=fleet.fleet,
         updater=fleet.updater,
         supervisor=fleet.supervisor,
@@ -225,22 +248,27 @@ def assemble(
         attendance=stop.attendance,
         pauses=stop.pauses,
         batches=batches,
+        evaluations=work.evaluations,
+        checkpoints=checkpoints,
     )
 
 
 class _Ground:
     """What everything else stands on."""
 
-    def __init__(self, config: Config, bus: EventBus, rng: Random, on_death: OnDeath, outside: Outside) -> None:
+    def __init__(
+        self, config: Config, bus: EventBus, rng: Random, on_death: OnDeath, outside: Outside, storage: Storage
+    ) -> None:
         self.config, self.bus, self.rng, self.on_death, self.outside = config, bus, rng, on_death, outside
         self.gate = Gate(is_open=False)
         self.signals = GateSignals(self.gate)
         self.tasks = TaskOwner(on_death)
         self.transport = outside.transport()
-        self.storage = outside.storage()
+        self.storage = storage
         self.processes = outside.processes()
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
+        self.trajectories = Trajectories(config.trajectories, bus=bus)
 
 
 class _FleetParts:
@@ -306,13 +334,27 @@ class _WorkParts:
             codec=prepared.codec,
             tally=ground.tally,
             settling=ground.settling,
+            trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
         )
+        self.droughts = Droughts(prepared.runtimes, ground.bus)
         self.rollouts = Rollouts(tools=tools, buffer=ground.buffer)
         self.rollouts.partials_usable = partials_usable(ground.config.trainer, ground.config.producer.strategy)
         config = ground.config.producer
         self.tail = Tail(config.tail_batch_size, config.tail_after_aborts)
         ground.settling.again = self.tail.again
+        self.evaluations = Evaluations(
+            rollouts=self.rollouts,
+            tools=apart(tools),
+            pool=fleet.pool,
+            gate=ground.gate,
+            runtimes=prepared.runtimes,
+            refused=prepared.refused,
+            bus=ground.bus,
+            version=lambda: fleet.fleet.version,
+            limit=ground.config.evaluation.max_in_flight,
+            new_id=ground.outside.new_id,
+        )
         self.producer = Producer(
             gate=ground.gate,
             pool=fleet.pool,
@@ -383,6 +425,7 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
     def fleet_changed() -> None:
         producer.wake()
         batches.wake()
+        work.evaluations.wake()
         attendance.look()
 
     ground.gate.subscribe(gate_changed)
@@ -390,3 +433,4 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
     fleet.pool.on_fleet = fleet_changed
     work.rollouts.on_room = producer.room
     producer.demand = lambda: batches.demand
+    fleet.fleet.on_version = ground.storage.versioned

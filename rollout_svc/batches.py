@@ -7,6 +7,9 @@ Invariants:
 - The tasks of a batch are mixed by their weights (`producer/mix.py`).
 - A batch is leased in one step, once all its groups are there: a caller that goes away before loses nothing, and one
   that goes away after gets the same batch by asking for the same step.
+- The reward figures of a batch are raw: of its own groups and of those that were finished and dropped since the batch
+  before, by a filter, by age, or because their filter failed. Every group that finished is so counted once, and what a
+  filter leaves does not make the model look better or worse than it is. `reward_samples` says of how many they are.
 - A take that cannot be met says why within its timeout, and a dead service fails every take at once.
 """
 
@@ -30,6 +33,7 @@ from rollout_svc.producer.masking import encoded, masked_tokens, oldest_unmasked
 from rollout_svc.producer.mixture import Mixture
 from rollout_svc.producer.schedule import Demand
 from rollout_svc.producer.staleness import refusal, staleness
+from rollout_svc.rollout.rewards import RewardSum
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 
@@ -147,7 +151,7 @@ class Batches:
             NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
         """
         started = asyncio.get_running_loop().time()
-        expired = tuple(batch_id for batch_id in ack if not self._acknowledge(batch_id))
+        expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
         if again is not None:  # it waits for nobody, so not for its turn either
             await self._storage.flush()
@@ -237,6 +241,10 @@ class Batches:
             )
         raise NotFound(f"no batch {batch_id}")
 
+    def acknowledge_all(self, batch_ids: Iterable[str]) -> tuple[str, ...]:
+        """Consume batches for good, without waiting for the disk; returns those whose lease has ended."""
+        return tuple(batch_id for batch_id in batch_ids if not self._acknowledge(batch_id))
+
     def _acknowledge(self, batch_id: str) -> bool:
         lease = self._buffer.acknowledge(batch_id)
         if lease is None:
@@ -270,12 +278,12 @@ class Batches:
         loop = asyncio.get_running_loop()
         batch_id = self._new_id()
         self._mixture.lent(batch_id, groups)
-        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s)
-        self._next_step = step + 1
-        self._storage.leased(lease)
         wait_s = loop.time() - started
         oldest = oldest_unmasked(step, self.max_token_staleness)
         metrics = self._metrics(groups, step, oldest, wait_s)
+        lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s, metrics)
+        self._next_step = step + 1
+        self._storage.leased(lease)
         batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, metrics, oldest=oldest)
         samples = sum(len(group.samples) for group in groups)
         self._bus.emit(BatchTaken(batch_id, step, len(lease.groups), samples, wait_s, batch.metrics))
@@ -302,6 +310,14 @@ class Batches:
         self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
 
+    def recall(self) -> None:
+        """Follow the leases that the buffer has from an earlier life."""
+        for lease in self._buffer.leases:
+            oldest = oldest_unmasked(lease.step, lease.metrics.get("max_token_staleness"))  # as it was lent
+            batch = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics, oldest=oldest)
+            self._leased[lease.batch_id] = batch
+        self._set_timer()
+
     def close(self) -> None:
         """Stop the timer; idempotent."""
         if self._timer is not None:
@@ -313,11 +329,13 @@ class Batches:
         self._last = self._tally.snapshot()
         paused_s = self._paused_s()
         pause_s, self._last_paused_s = paused_s - self._last_paused_s, paused_s
-        tasks: dict[str, list[Group]] = {}
+        dropped = self._tally.take_dropped()
+        tasks: dict[str, list[Group]] = {name: [] for name in dropped}
         for group in groups:
             tasks.setdefault(group.prompt.task, []).append(group)
         return {
-            **_describe(groups, step, oldest),
+            **_describe(groups, step, oldest, dropped.values()),
+            "max_token_staleness": self.max_token_staleness,
             "aborted": delta.aborted,
             "continued": delta.continued,
             "redone": delta.redone,
@@ -325,21 +343,25 @@ class Batches:
             "settled": dict(delta.settled),
             "wait_s": round(wait_s, 6),
             "pause_s": round(pause_s, 6),
-            "tasks": {name: _describe(members, step, oldest) for name, members in tasks.items()},
+            "tasks": {
+                name: _describe(members, step, oldest, [dropped[name]] if name in dropped else ())
+                for name, members in tasks.items()
+            },
         }
 
 
-def _describe(groups: list[Group], step: int, oldest: int | None) -> dict[str, Any]:
-    """Figures of some groups: rewards, lengths, staleness."""
+def _describe(groups: list[Group], step: int, oldest: int | None, dropped: Iterable[RewardSum]) -> dict[str, Any]:
+    """Figures of some groups: lengths, staleness, and rewards, those of the groups that were dropped included."""
     samples = [sample for group in groups for sample in group.samples]
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    rewards = sum(dropped, RewardSum.of([sample.reward for sample in samples if sample.reward is not None]))
     lengths = [sample.response_length for sample in samples]
     ages = Counter(str(staleness(group.versions(), step)) for group in groups)
     return {
         "groups": len(groups),
         "samples": len(samples),
-        "reward_mean": statistics.fmean(rewards) if rewards else None,
-        "reward_std": statistics.pstdev(rewards) if rewards else None,
+        "reward_mean": rewards.mean if rewards.count else None,
+        "reward_std": rewards.std if rewards.count else None,
+        "reward_samples": rewards.count,
         "response_length_mean": statistics.fmean(lengths) if lengths else None,
         "response_length_min": min(lengths, default=None),
         "response_length_max": max(lengths, default=None),

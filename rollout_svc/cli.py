@@ -76,6 +76,10 @@ def serve(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved config and the plan; offline.")] = False,
     preflight: Annotated[bool, typer.Option("--preflight", help="Ask every engine what it is; start nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --preflight: answer as one JSON object.")] = False,
+    restore: Annotated[Path | None, typer.Option(help="Go on from a snapshot; buffer.path is not there yet.")] = None,
+    restore_step: Annotated[
+        int | None, typer.Option(min=0, help="With --restore: trainer steps done; default: the snapshot's.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the service."""
@@ -83,11 +87,14 @@ def serve(
         raise ConfigError.at("--preflight", "it reaches the engines, and --dry-run is offline: give one of the two")
     if as_json and not preflight:
         raise ConfigError.at("--json", "is for --preflight")
+    if restore_step is not None and restore is None:
+        raise ConfigError.at("--restore-step", "is for --restore")
     settings = load_config(config, overrides or ())
     # A console script does not search the folder it is called from; `module:attr` is meant as `python -m` finds it.
     sys.path[:0] = [str(Path.cwd()), str(config.resolve().parent)]
     from rollout_svc.assembly import prepare  # noqa: PLC0415 - the parts are needed only here
     from rollout_svc.observe.logs import LEVELS, configure_logs  # noqa: PLC0415
+    from rollout_svc.recovery import Restore  # noqa: PLC0415
     from rollout_svc.serve import serve as run  # noqa: PLC0415
 
     level = next((level for level in LEVELS if level == log_level), None)
@@ -99,7 +106,7 @@ def serve(
     if preflight:
         raise typer.Exit(_preflight(settings, prepare(settings).plan, as_json=as_json))
     configure_logs(level)
-    raise typer.Exit(run(settings, level))
+    raise typer.Exit(run(settings, level, None if restore is None else Restore(restore, restore_step)))
 
 
 def _preflight(config: Config, plan: Plan, *, as_json: bool) -> int:

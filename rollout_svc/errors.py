@@ -206,7 +206,9 @@ class Conflict(ServiceError):
     default_type = "conflict"
 
 
-NotNowType = Literal["not_enough", "paused", "exhausted", "failed", "starting", "stopping", "update_failed"]
+NotNowType = Literal[
+    "not_enough", "paused", "exhausted", "failed", "starting", "stopping", "update_failed", "checkpoint_failed"
+]
 
 
 class NotNow(ServiceError):

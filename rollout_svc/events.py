@@ -23,12 +23,16 @@ __all__ = [
     "EngineExited",
     "EngineStarted",
     "EnginesLoading",
+    "EvaluationFinished",
+    "EvaluationStarted",
     "Event",
     "EventBus",
+    "GroundTruthMissing",
     "GroupAdmitted",
     "GroupFinished",
     "GroupHandedBack",
     "GroupSettled",
+    "GroupsAllFiltered",
     "LeaseExpired",
     "PauseFinished",
     "PauseStarted",
@@ -39,6 +43,8 @@ __all__ = [
     "Resumed",
     "RungReached",
     "SampleFailed",
+    "SourceSkips",
+    "TrajectoriesFailing",
     "WeightsUpdated",
     "WorkerChanged",
 ]
@@ -194,6 +200,40 @@ class ProducerWaiting(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupsAllFiltered(Event):
+    """So many groups of a task in a row were filtered, and none was kept; told again whenever the number doubles."""
+
+    task: str
+    in_a_row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSkips(Event):
+    """A source that cannot be set to a position reads again what was used up before a restart, and drops it."""
+
+    task: str
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroundTruthMissing(Event):
+    """A prompt without a ground truth was written to the trajectories; told once per task."""
+
+    task: str
+    prompt_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoriesFailing(Event):
+    """Trajectories cannot be written, or not be set aside; told once until it works again. `failed`: lines lost."""
+
+    path: str
+    error: str
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
 class PauseStarted(Event):
     """A pause closed the gate."""
 
@@ -273,6 +313,28 @@ class LeaseExpired(Event):
     batch_id: str
     step: int
     groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStarted(Event):
+    """An evaluation was taken, of the weights of `version`, or of those the fleet has when it begins."""
+
+    evaluation_id: str
+    task: str
+    prompts: int
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFinished(Event):
+    """An evaluation ended: `answered`, `cancelled` by its caller, or with the type of its error."""
+
+    evaluation_id: str
+    task: str
+    outcome: str
+    finished: int
+    failed: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final, Literal
 
@@ -21,6 +21,7 @@ from rollout_svc.gate import Lane
 from rollout_svc.ledger import SETTLED, Account, Ledger
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import SETTLED_STATUSES, ResumeAt, Sample, SampleStatus
+from rollout_svc.sample_state import SampleState
 
 __all__ = ["Group", "Settlement"]
 
@@ -55,14 +56,17 @@ class Group:
         "account",
         "created_at",
         "cuts",
+        "filter_failures",
         "group_id",
         "hand_backs",
         "handed_back_at",
         "lane",
         "not_before",
+        "passed",
         "prompt",
         "ready_at",
         "reason",
+        "recorded",
         "samples",
     )
 
@@ -89,6 +93,9 @@ class Group:
         self.cuts = 0  # pauses that ended it before it was finished
         self.handed_back_at = now
         self.reason: str | None = None
+        self.recorded = False  # its trajectory is handed over
+        self.passed = False  # its filter kept it
+        self.filter_failures = 0
         self._ledger = ledger
         self._versions: frozenset[int | None] | None = None
         self.samples = tuple(
@@ -217,6 +224,30 @@ class Group:
             own = culprit is None or sample is culprit
             sample.transition(sample.attempt, status, reason=reason if own else "sibling_failed")
             sample.revoke()
+
+    def recall(self, samples: Sequence[SampleState], hand_backs: int, *, ready: bool, now: float) -> None:
+        """Be what was noted in an earlier life: queued -> ready, or aborted, with each member as it was.
+
+        Args:
+            samples: of each member, none of them under way.
+            hand_backs: how often it had come back unfinished.
+            ready: every member is COMPLETED, and it was put.
+            now: monotonic seconds.
+
+        Raises:
+            IllegalTransition: it is not freshly admitted, or not every member of a ready group is COMPLETED.
+        """
+        if self.account != "queued" or len(samples) != len(self.samples):
+            raise IllegalTransition(f"{self.group_id}: {self.account} cannot be recalled")
+        for sample, state in zip(self.samples, samples, strict=True):
+            sample.recall(state)
+        if ready and not self.complete:
+            raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
+        self.account = "ready" if ready else "aborted"
+        self._ledger.move_group("queued", self.account, self.prompt.task)
+        self.hand_backs = hand_backs
+        if ready:
+            self.ready_at, self._versions = now, self.versions()
 
     def _move(self, to: Account, source: Account | None = None) -> None:
         """Change the account, before anything else changes: an illegal move changes nothing."""

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from rollout_svc.errors import LedgerImbalance
@@ -84,6 +85,17 @@ class Ledger:
         self._groups.admit(1)
         self.task(task).admit(1)
         self._samples.admit(samples)
+
+    def recall(self, groups: Mapping[Account, int], samples: Mapping[Account, int], late: int, redone: int) -> None:
+        """Go on from the settled accounts of an earlier life; what is unsettled is admitted again by whoever has it."""
+        for book, counts in ((self._groups, groups), (self._samples, samples)):
+            for name, number in counts.items():
+                if name not in SETTLED or number < 0:
+                    raise LedgerImbalance(f"{number} {book.unit} in {name} cannot be recalled")
+                book.counts[name] += number
+                book.admitted += number
+        self.late_discarded += late
+        self.redone += redone
 
     def move_group(self, source: Account, target: Account, task: str = "") -> None:
         """Move one group between accounts; raises LedgerImbalance if `source` is empty or settled."""

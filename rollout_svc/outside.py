@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from rollout_svc.buffer.storage import MemoryStorage, Storage
+from rollout_svc.buffer.storage import Storage
 from rollout_svc.engines import HttpTransport, Transport
 from rollout_svc.judge_processes import PebbleRunner
 from rollout_svc.judging import ProcessRunner
@@ -42,12 +42,12 @@ class Outside:
         transport: carries calls to engines.
         processes: runs synchronous judgers.
         launcher: starts engines.
-        storage: makes groups durable; the default is memory, which promises nothing.
+        storage: makes groups durable; None: the journal at `buffer.path`, or memory, which promises nothing.
         new_id: makes ids of requests, groups and batches.
     """
 
     transport: Callable[[], Transport] = HttpTransport
     processes: Callable[[], ProcessRunner] = _processes
     launcher: Callable[[], Launcher] = ProcessLauncher
-    storage: Callable[[], Storage] = MemoryStorage
+    storage: Callable[[], Storage] | None = None
     new_id: NewId = _new_id

@@ -1,4 +1,4 @@
-"""Finding agents, judgers and prompt sources that are not ours: by entry point, or by `module:attr`.
+"""Finding agents, judgers, filters and prompt sources that are not ours: by entry point, or by `module:attr`.
 
 Invariants:
 
@@ -19,7 +19,7 @@ from rollout_svc.errors import ConfigError, Problem
 
 __all__ = ["PluginSpec", "construct", "load_attr", "resolve"]
 
-Kind = Literal["agents", "judgers"]
+Kind = Literal["agents", "judgers", "filters"]
 _GROUP: Final = "rollout_svc."
 
 

@@ -6,7 +6,7 @@ Invariants:
 - Every write names an attempt. A revoked attempt writes nothing: the write counts as `late_discarded` and raises.
 - The ledger is told of every move in the same synchronous step, so it balances between any two awaits.
 - Tokens only grow, except when a sample is redone (ABORTED or GENERATING to INIT) or settled without being
-  consumed, where they are dropped.
+  consumed, where they are dropped: what is FAILED, EXPIRED or FILTERED keeps counts and reasons, no more (P28).
 - A COMPLETED sample is its record, encoded once while its tokens are at hand: a third of the memory of token objects,
   nothing for the collector to look at, and what every way out sends as it is.
 
@@ -26,6 +26,7 @@ import orjson
 
 from rollout_svc.errors import IllegalTransition, SampleFailure, StaleAttempt
 from rollout_svc.ledger import Account, Ledger
+from rollout_svc.sample_state import SampleState
 from rollout_svc.segment import FinishReason, Segment, VersionSpan
 
 __all__ = ["ResumeAt", "Sample", "SampleStatus"]
@@ -86,8 +87,10 @@ class Sample:
         "engine_finish_reason",
         "failures",
         "finish_reason",
+        "generate_s",
         "group_id",
         "index",
+        "judge_s",
         "meta",
         "packed",
         "prompt_ids",
@@ -127,6 +130,8 @@ class Sample:
         self.resume_at: ResumeAt | None = None
         self.reward: float | None = None
         self.reward_parts: dict[str, float] = {}
+        self.generate_s: float | None = None  # in its agent loop, since its first token was begun; None: not known
+        self.judge_s: float | None = None  # at its judge, the line before it included
         self.response: str | None = None
         self.reason: str | None = None
         self.meta: dict[str, Any] = meta or {}
@@ -157,7 +162,9 @@ class Sample:
     @property
     def response_length(self) -> int:
         """Number of response tokens, the environment's included."""
-        return self._length if self.packed is not None else sum(len(segment.ids) for segment in self.segments)
+        if self.packed is not None or self.settled:
+            return self._length
+        return sum(len(segment.ids) for segment in self.segments)
 
     @property
     def response_ids(self) -> list[int]:
@@ -286,7 +293,7 @@ class Sample:
         self.reason = reason
         self.resume_at = resume_at if to is SampleStatus.ABORTED else None
         if to is SampleStatus.INIT or dropped:
-            self._drop_payload()
+            self._drop_payload(for_good=dropped)
 
     def hand_out(self, *, partial: bool = True) -> int:
         """Give the sample to a task: a new attempt, and GENERATING or JUDGING; returns the attempt.
@@ -372,7 +379,56 @@ class Sample:
             self._leased = leased
             self._ledger.move_samples(before, self.account)
 
-    def _drop_payload(self) -> None:
+    # -- lasting ---------------------------------------------------------------------------------------------
+
+    def state(self, more: Segment | None = None) -> SampleState:
+        """What is to survive of it now; `more`: tokens that have come and are not in its segments yet."""
+        return SampleState(
+            status=str(self.status),
+            attempt=self.attempt,
+            failures=self.failures,
+            turn=self.turn,
+            resume_at=self.resume_at,
+            finish_reason=self.finish_reason,
+            engine_finish_reason=self.engine_finish_reason,
+            segments=tuple(self.segments) if more is None else (*self.segments, more),
+            reward=self.reward,
+            reward_parts=self.reward_parts or None,
+            packed=self.packed,
+            length=self._length,
+            spans=self._spans,
+            meta=self.meta,
+        )
+
+    def recall(self, state: SampleState) -> None:
+        """Be what was noted in an earlier life, whose attempts write nothing any more.
+
+        Raises:
+            IllegalTransition: this sample has a life of its own already, or nothing could go on from that status.
+        """
+        status = SampleStatus(state.status)
+        if self.status is not SampleStatus.INIT or self.attempt:
+            raise IllegalTransition(f"{self.sample_id}: {self.status} cannot be recalled")
+        if status not in (SampleStatus.INIT, SampleStatus.ABORTED, SampleStatus.COMPLETED):
+            raise IllegalTransition(f"{self.sample_id}: nothing goes on from {status}")
+        self._ledger.move_samples("queued", _ACCOUNT_OF[status])
+        self.status, self.attempt, self.failures, self.turn = status, state.attempt + 1, state.failures, state.turn
+        self.resume_at, self.finish_reason = state.resume_at, state.finish_reason
+        self.engine_finish_reason = state.engine_finish_reason
+        self.segments, self.packed = list(state.segments), state.packed
+        self.reward, self.reward_parts = state.reward, dict(state.reward_parts or {})
+        self._length, self._spans = state.length, state.spans
+        if state.meta is not None:
+            self.meta = state.meta
+
+    def _drop_payload(self, *, for_good: bool) -> None:
+        """Let go of what it holds; for good: of everything but counts and reasons."""
+        if for_good:
+            self._length = self._length if self.packed is not None else sum(len(part.ids) for part in self.segments)
+            self._spans = ()
+            self.prompt_ids = []
+            self.meta = {}
+        self.generate_s = self.judge_s = None
         self.packed = None
         self.segments = []
         self.turn = 0

@@ -28,6 +28,7 @@ from rollout_svc.loop import new_event_loop
 from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
 from rollout_svc.observe.metrics import Metrics
+from rollout_svc.recovery import Restore
 from rollout_svc.rpc.server import serve_http
 from rollout_svc.service import RolloutService
 from rollout_svc.startup import StartFailed
@@ -44,15 +45,15 @@ _LINES_AT_ONCE: Final = 64  # log lines in one turn of the loop
 _log = structlog.get_logger("serve")
 
 
-def serve(config: Config, level: Level = "info") -> int:
-    """Run until a signal; returns the exit code.
+def serve(config: Config, level: Level = "info", restore: Restore | None = None) -> int:
+    """Run until a signal; returns the exit code. See `RolloutService` for `restore`.
 
     A task that swallows its cancellation would hold the end of the loop for ever, so with one left the process is
     ended without it: everything that was to be drained has been.
     """
     runner = asyncio.Runner(loop_factory=new_event_loop)  # answers that land by the thousand must not hold a pause
     try:
-        code, survivors = runner.run(_serve(config, level))
+        code, survivors = runner.run(_serve(config, level, restore))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         code, survivors = EXIT_BAD_CONFIG, ()
@@ -64,9 +65,9 @@ def serve(config: Config, level: Level = "info") -> int:
     return code
 
 
-async def _serve(config: Config, level: Level) -> tuple[int, tuple[str, ...]]:
+async def _serve(config: Config, level: Level, restore: Restore | None) -> tuple[int, tuple[str, ...]]:
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
-    service = RolloutService(config, bus=bus)
+    service = RolloutService(config, bus=bus, restore=restore)
     log_events(bus, level)
     metrics = Metrics(bus, service.status)
     stop, failed = asyncio.Event(), asyncio.Event()
@@ -76,6 +77,8 @@ async def _serve(config: Config, level: Level) -> tuple[int, tuple[str, ...]]:
     loop.add_signal_handler(signal.SIGUSR1, _tell_stuck, service)
     async with serve_http(service, metrics.render) as url:
         await service.start()
+        if service.recovered:
+            _log.info("journal.recovered", path=config.buffer.path, **service.recovered)
         _say(f"service.listening url={url}")
         _log.info("service.listening", url=url, workers=len(config.workers))
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Final, Literal
 
@@ -23,28 +23,23 @@ from rollout_svc.batches import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of
-from rollout_svc.errors import (
-    BadRequest,
-    ConfigError,
-    Conflict,
-    NotFound,
-    NotNow,
-    NotNowType,
-    Problem,
-)
+from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, NotNowType, Problem
+from rollout_svc.evaluations.evaluation import records_of
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
-from rollout_svc.launching import address_problems, launch_problems, taken_addresses
+from rollout_svc.group import Group
+from rollout_svc.launching import address_problems, launch_problems
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.startup import guard_fleet, refuse_unfit, wait_for_engines
-from rollout_svc.status import describe, hopeless, shortage_of, whereabouts
-from rollout_svc.stuck import describe_stuck
+from rollout_svc.recovery import Restore, keep_partials, open_storage, recall
+from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
+from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
+from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
-from rollout_svc.weights.fleet import Source
-from rollout_svc.weights.request import read_source, refuse_undrained
+from rollout_svc.weights.calls import WeightCalls
+from rollout_svc.weights.request import read_source
 from rollout_svc.workers.worker import WorkerState
 
 __all__ = ["RolloutService", "State"]
@@ -65,6 +60,7 @@ class RolloutService:
         bus: EventBus | None = None,
         rng: Random | None = None,
         outside: Outside | None = None,
+        restore: Restore | None = None,
     ) -> None:
         """Check the configuration; raises ConfigError with every problem, and starts nothing.
 
@@ -73,6 +69,7 @@ class RolloutService:
             bus: where events go; None: nowhere.
             rng: source of jitter.
             outside: sockets, processes, storage, ids; None: the real ones, and storage that promises nothing.
+            restore: a snapshot to go on from, where there is no journal at `buffer.path` yet.
         """
         self.config = config
         self.bus = bus or EventBus()
@@ -80,13 +77,15 @@ class RolloutService:
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
         self._outside = outside or Outside()
+        self._restore = restore
         self._parts: Parts | None = None
         self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
         self.survivors: tuple[str, ...] = ()
         self._stopping: asyncio.Task[None] | None = None
         self._resuming = 0
-        self._updating: asyncio.Task[dict[str, Any]] | None = None
+        self._weights: WeightCalls | None = None
+        self.recovered: dict[str, int] = {}
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -105,6 +104,13 @@ class RolloutService:
         return self._fleet
 
     @property
+    def weights(self) -> WeightCalls:
+        """The calls that move weights."""
+        if self._weights is None:
+            raise NotNow("starting", "the service has not been started")
+        return self._weights
+
+    @property
     def state(self) -> State:
         """Where the service stands."""
         if self.failure is not None:
@@ -120,14 +126,19 @@ class RolloutService:
         """Make the parts and begin to reach the engines; returns at once.
 
         Raises:
-            ConfigError: an engine is to be launched at a port that is in use; nothing was started.
+            ConfigError: an engine is to be launched at a port that is in use, or the journal at `buffer.path` cannot
+                be used; nothing was started, and the file is as it was.
         """
         if self._phase != "new":
             return
         self._phase = "starting"
-        if not await self._addresses_are_free():
-            return
-        self._parts = parts = assemble(
+        try:
+            await refuse_taken(self.config)
+            storage = await open_storage(self.config, self._outside, self._restore)
+        except ConfigError:
+            self._phase = "stopped"
+            raise
+        parts = assemble(
             self.prepared,
             bus=self.bus,
             rng=self._rng,
@@ -135,20 +146,30 @@ class RolloutService:
             hopeless=self._hopeless,
             shortage=self._shortage,
             outside=self._outside,
+            storage=storage,
         )
+        self.recovered = await recall(parts, self.prepared, self._died)
+        if self.state != "starting":  # stopped meanwhile
+            await parts.abandon()
+            return
+        self._parts = parts
         self._fleet = Concurrency(parts=parts, config=self.config, plan=self.prepared.plan, rng=self._rng)
+        self._weights = WeightCalls(
+            tasks=parts.tasks,
+            pauses=parts.pauses,
+            updater=parts.updater,
+            fleet=parts.fleet,
+            pool=parts.pool,
+            pause=self.pause,
+            check=self._check_running,
+            runs=lambda: self._phase == "running",
+        )
         for worker in self.config.workers:
             self._fleet.add(worker)
+        parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, among=groups)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
-
-    async def _addresses_are_free(self) -> bool:
-        """Refuse to start where an engine that is to be launched could not listen; false where it was stopped since."""
-        launched = any(worker.launch is not None for worker in self.config.workers)
-        problems = await asyncio.to_thread(taken_addresses, self.config.workers) if launched else []
-        if problems:
-            self._phase = "stopped"
-            raise ConfigError(problems)
-        return self._phase == "starting"
+        parts.tasks.spawn("evaluations", parts.evaluations.run(), critical=True)
+        keep_partials(parts, self.config.journal.partial_interval_s)
 
     async def ready(self) -> None:
         """Wait until every configured engine has answered, then open the gate.
@@ -184,9 +205,10 @@ class RolloutService:
 
     async def _stop(self, parts: Parts) -> None:
         parts.batches.wake()
+        parts.evaluations.fail(lambda: NotNow("stopping", "the service is stopping"))
         parts.launching.hold()
         await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
-        for part in (parts.batches, parts.pool, parts.producer, parts.attendance):
+        for part in (parts.batches, parts.pool, parts.producer, parts.evaluations, parts.attendance):
             part.close()
         end = asyncio.get_running_loop().time() + _STOP_MARGIN_S
         self.survivors = await parts.tasks.close(end)
@@ -194,6 +216,7 @@ class RolloutService:
         closing = [
             asyncio.ensure_future(parts.processes.close()),
             asyncio.ensure_future(parts.storage.close()),
+            asyncio.ensure_future(parts.trajectories.close()),
             asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)
@@ -205,15 +228,16 @@ class RolloutService:
         if critical and self.failure is None:
             self.failure = event
             self.parts.batches.wake()
+            self.parts.evaluations.fail(lambda: self._dead(event))
         self.bus.emit(event)
 
-    def _failed(self, failure: ComponentDied) -> dict[str, Any]:
-        return {"traceback": failure.traceback, "workers": whereabouts(self.parts)}
+    def _dead(self, failure: ComponentDied) -> NotNow:
+        detail = {"traceback": failure.traceback, "workers": whereabouts(self.parts)}
+        return NotNow("failed", f"{failure.component} died: {failure.error}", detail=detail)
 
     def _check_alive(self, stopping: NotNowType = "stopping") -> None:
         if self.failure is not None:
-            message = f"{self.failure.component} died: {self.failure.error}"
-            raise NotNow("failed", message, detail=self._failed(self.failure))
+            raise self._dead(self.failure)
         if self._phase in ("stopping", "stopped"):
             raise NotNow(stopping, "the service is stopping")
 
@@ -268,30 +292,19 @@ class RolloutService:
         try:
             while True:
                 await pauses.report()
-                if self._updating is not None:
-                    await asyncio.wait({self._updating})
+                if self.weights.updating is not None:
+                    await asyncio.wait({self.weights.updating})
                     continue
                 if weight_version is not None:
-                    await self._assert_version(weight_version)
+                    await self.weights.assert_version(weight_version)
                 # What was awaited may have changed everything: the gate opens in the step that found nothing under way.
                 self._check_running()
-                if self._updating is None and not pauses.climbing:
+                if self.weights.updating is None and not pauses.climbing:
                     pauses.resume(ticket)
                     break
         finally:
             self._resuming -= 1
         return self.status()
-
-    async def _assert_version(self, version: int) -> None:
-        active = self.parts.pool.active
-        labels = await asyncio.gather(*(self.parts.fleet.ask(worker) for worker in active))
-        reported = {worker.worker_id: label for worker, label in zip(active, labels, strict=True)}
-        if not active or any(found != version for found in reported.values()):
-            raise Conflict(
-                f"not every worker in traffic reports weight version {version}",
-                type="weight_version",
-                detail={"weight_version": version, "workers": reported},
-            )
 
     # -- batches ---------------------------------------------------------------------------------------------
 
@@ -324,6 +337,29 @@ class RolloutService:
         await self.parts.storage.flush()
         return {"accepted": len(fresh)}
 
+    async def evaluate(self, task: str, prompts: Sequence[Any], **how: Any) -> dict[str, Any]:
+        """Have prompts answered and judged in lane `eval`, as their record; see `Evaluations.evaluate`."""
+        return {"groups": await records_of(await self.run_evaluation(task, prompts, **how))}
+
+    async def run_evaluation(
+        self,
+        task: str,
+        prompts: Sequence[Any],
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        timeout_s: float,
+    ) -> list[Group]:
+        """Have prompts answered and judged, still encoded: for whoever sends them on."""
+        self._check_running()
+        evaluations = self.parts.evaluations
+        return await evaluations.evaluate(task, prompts, sampling=sampling, version=version, timeout_s=timeout_s)
+
+    async def checkpoint(self, path: str, step: int, ack: Iterable[str] = ()) -> dict[str, Any]:
+        """Write a snapshot of everything that must survive; see `buffer.checkpoints.Checkpoints.write`."""
+        self._check_alive()
+        return await self.parts.checkpoints.write(path, step, ack)
+
     def _hopeless(self, groups: int) -> bool:
         """Whether a take of `groups` groups can never be met."""
         if self.failure is not None or self._phase in ("stopping", "stopped"):
@@ -333,8 +369,8 @@ class RolloutService:
     def _shortage(self, groups: int) -> Shortage:
         """Why `groups` groups are not there, and whether they can ever be."""
         if self.failure is not None:
-            message = f"{self.failure.component} died: {self.failure.error}"
-            return Shortage("failed", message, self._failed(self.failure), final=True)
+            dead = self._dead(self.failure)
+            return Shortage("failed", dead.message, dead.detail, final=True)
         if self._phase in ("stopping", "stopped"):
             return Shortage("failed", "the service is stopping", {}, final=True)
         return shortage_of(self.parts, self.fleet.plan, groups)
@@ -349,40 +385,7 @@ class RolloutService:
         While running it needs `pause`: pause, update, resume. A failed update leaves the stage paused.
         """
         self._check_running()
-        origin = read_source(source)
-        if self._updating is not None:
-            raise Conflict("another weight update is under way", type="updating")
-        work = self._update(version, origin, pause)
-        self._updating = self.parts.tasks.spawn(f"weights:{version}", work, handled=True)
-        try:
-            return await asyncio.shield(self._updating)
-        finally:
-            if self._updating.done():
-                self._updating = None
-            else:
-                self._updating.add_done_callback(self._update_ended)
-
-    def _update_ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
-        self._updating = None
-        if not task.cancelled():
-            task.exception()
-
-    async def _update(self, version: int, source: Source, pause: Mapping[str, Any] | None) -> dict[str, Any]:
-        pauses = self.parts.pauses
-        was_running = pauses.state == "running"
-        asked = pauses.asked + 1
-        if was_running:
-            if pause is None:
-                raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
-            refuse_undrained(pause.get("lanes", LANES))
-            await self.pause(**pause)
-            self._check_running()
-        refuse_undrained(pauses.drained)
-        record = await self.parts.updater.update(version, source, since=pauses.closed_at)
-        # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
-        if was_running and self._phase == "running" and pauses.asked == asked and not pauses.climbing:
-            pauses.resume()
-        return record
+        return await self.weights.update(version, read_source(source), pause)
 
     # -- concurrency and workers -----------------------------------------------------------------------------
 

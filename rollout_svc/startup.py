@@ -14,12 +14,13 @@ from rollout_svc.config import Config
 from rollout_svc.engines import EngineProfile
 from rollout_svc.errors import ConfigError, RolloutError, WorkerFailure
 from rollout_svc.events import EngineDoubted, EnginesLoading, EventBus
+from rollout_svc.launching import taken_addresses
 from rollout_svc.newcomers import Newcomers
 from rollout_svc.preflight import complaints, doubts
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
-__all__ = ["StartFailed", "StartTimeout", "guard_fleet", "refuse_unfit", "wait_for_engines"]
+__all__ = ["StartFailed", "StartTimeout", "guard_fleet", "refuse_taken", "refuse_unfit", "wait_for_engines"]
 
 _PROGRESS_S: Final = 5.0  # seconds between two words about engines that are still loading
 
@@ -30,6 +31,18 @@ class StartFailed(RolloutError):
 
 class StartTimeout(StartFailed):
     """Raised when engines did not answer within `start_timeout_s`; names them."""
+
+
+async def refuse_taken(config: Config) -> None:
+    """Refuse to start where an engine that is to be launched could not listen.
+
+    Raises:
+        ConfigError: its port is in use.
+    """
+    if any(worker.launch is not None for worker in config.workers):
+        problems = await asyncio.to_thread(taken_addresses, config.workers)
+        if problems:
+            raise ConfigError(problems)
 
 
 async def wait_for_engines(pool: WorkerPool, bus: EventBus, timeout_s: float) -> None:

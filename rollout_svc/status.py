@@ -16,9 +16,10 @@ from rollout_svc.plan import Plan
 from rollout_svc.producer.schedule import WORDS
 from rollout_svc.stuck import oldest_samples
 
-__all__ = ["describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
+__all__ = ["OLDEST", "describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
 
-_OLDEST: Final = 5  # samples named when something takes long
+OLDEST: Final = 5
+"""Samples named when something takes long."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -60,7 +61,11 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
             "no_worker_s": parts.attendance.absent_s,
             "schedule": parts.producer.describe(),
             "tasks": parts.producer.mixture.as_json(),
+            "filtered_in_a_row": parts.droughts.as_json(),
+            "sources": {name: source.as_json() for name, source in parts.producer.sources.items()},
         },
+        "trajectories": parts.trajectories.as_json(),
+        "evaluations": parts.evaluations.as_json(),
         "ledger": parts.ledger.as_json(),
         "plan": plan.as_json(),
         "rss_bytes": rss_bytes(),
@@ -102,7 +107,8 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         "workers": whereabouts(parts),
         "failed": dict(parts.tally.failed),
         "last_failure": parts.tally.last_failure,
-        "oldest": oldest_samples(parts, _OLDEST),
+        "prompts_used": {name: source.as_json()["used"] for name, source in parts.producer.sources.items()},
+        "oldest": oldest_samples(parts, OLDEST, ("train",)),
     }
     if groups > plan.max_groups:
         message = f"the plan admits at most {plan.max_groups} groups that are not consumed"
@@ -118,7 +124,8 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
         detail["buffer"] = {"path": "buffer.max_bytes", "max_bytes": bound, "bytes": size, "ready": ready}
         return Shortage("not_enough", message, detail, final=True)
     if parts.producer.exhausted and _left(parts) < groups:
-        message = "the prompts are used up, and not enough groups are left under way"
+        used = sum(source.as_json()["used"] for source in parts.producer.sources.values())
+        message = f"the prompts are used up, all {used}, and {_left(parts)} groups are left under way"
         return Shortage("exhausted", message, detail, final=True)
     if "train" in parts.pauses.closed:
         return Shortage("paused", "the stage is paused", detail)
@@ -126,4 +133,6 @@ def shortage_of(parts: Parts, plan: Plan, groups: int) -> Shortage:
     message = f"{waiting}: {WORDS[waiting]}" if waiting in WORDS else "groups are under way"
     if parts.tally.last_failure and not parts.buffer.ready:
         message += f"; {sum(parts.tally.failed.values())} attempts failed, last: {parts.tally.last_failure}"
+    if (drought := parts.droughts.told()) and not parts.buffer.ready:
+        message += f"; {drought}"
     return Shortage("not_enough", message, detail)

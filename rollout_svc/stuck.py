@@ -15,7 +15,7 @@ import asyncio
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import FrameType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -177,7 +177,7 @@ def _standings(parts: Parts) -> Iterator[_Standing]:
         yield from scene.of_run(run)
     yield from scene.elsewhere(runs)
     known = {run.group.group_id: run.group for run in runs}
-    known |= {group.group_id: group for group in parts.buffer.unfinished_groups()}
+    known |= {group.group_id: group for group in _unfinished(parts)}
     for task, straggler in parts.rollouts.straggling:
         group = known.get(_group_of(straggler.sample_id))
         yield _Standing(straggler.sample_id, "straggler", straggler.since, straggler.since, group=group, tasks=(task,))
@@ -192,6 +192,11 @@ def _standings(parts: Parts) -> Iterator[_Standing]:
                 judger=call.desk.name,
                 tasks=(call.work,),
             )
+
+
+def _unfinished(parts: Parts) -> list[Group]:
+    """Groups that no task has, and that are to go on: the buffer's, and those of evaluations."""
+    return [*parts.buffer.unfinished_groups(), *parts.evaluations.unfinished_groups()]
 
 
 def _group_of(sample_id: str) -> str:
@@ -227,10 +232,27 @@ def _parked_at(standing: _Standing) -> Literal["gate", "tool"] | None:
     return "gate" if any(isinstance(link, FrameType) and link.f_code is at_gate for link in chain) else "tool"
 
 
-def oldest_samples(parts: Parts, count: int) -> list[dict[str, Any]]:
-    """The samples that a task has had for longest; those that wait for their siblings come after all others."""
+def oldest_samples(
+    parts: Parts, count: int, lanes: Iterable[Lane] = LANES, among: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """The samples that a task has had for longest; those that wait for their siblings come after all others.
+
+    Args:
+        parts: of the service.
+        count: how many at most.
+        lanes: of these.
+        among: ids of the groups to look at; None: all that are under way.
+    """
+    wanted = frozenset(lanes)
     standings = heapq.nsmallest(
-        count, _standings(parts), key=lambda found: (found.where == "waiting_for_siblings", found.taken_at)
+        count,
+        (
+            found
+            for found in _standings(parts)
+            if (found.lane if found.group is None else found.group.lane) in {None, *wanted}
+            and (among is None or _group_of(found.sample_id) in among)
+        ),
+        key=lambda found: (found.where == "waiting_for_siblings", found.taken_at),
     )
     now = asyncio.get_running_loop().time()
     return [_record(found, now, chain=True) for found in standings]
@@ -247,7 +269,7 @@ def describe_stuck(parts: Parts, older_than_s: float) -> dict[str, Any]:
     now = asyncio.get_running_loop().time()
     limit = now - older_than_s
     older = [standing for standing in _standings(parts) if standing.taken_at <= limit]
-    groups = [group for group in parts.buffer.unfinished_groups() if group.handed_back_at <= limit]
+    groups = [group for group in _unfinished(parts) if group.handed_back_at <= limit]
     listed = heapq.nsmallest(MOST_LISTED, older, key=lambda standing: standing.taken_at)
     listed_groups = heapq.nsmallest(MOST_LISTED, groups, key=lambda group: group.handed_back_at)
     return {
@@ -283,4 +305,4 @@ def _why_buffered(parts: Parts, lane: Lane, not_before: float, now: float) -> st
         return "resting"
     if not parts.pool.active:
         return "no_worker"
-    return "target_reached" if parts.producer.waiting == "target_reached" else "next"
+    return "target_reached" if lane == "train" and parts.producer.waiting == "target_reached" else "next"

@@ -17,20 +17,21 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
+    "sample_state",
     *("config", "configfile", "feasible", "plan", "limits", "tokens", "chat_template", "plugins", "await_chain"),
 )
 """Imported by everyone; they import each other."""
 FLOORS = (
     GROUND,
-    ("agent", "judging", "judge_processes", "engines", "launching"),
-    ("workers", "buffer", "preflight", "newcomers"),
+    ("agent", "judging", "judge_processes", "filtering", "engines", "launching"),
+    ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
-    ("batches",),
+    ("batches", "evaluations", "tensors"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),
-    ("concurrency", "stuck", "status", "startup", "asking"),
+    ("concurrency", "stuck", "status", "startup", "asking", "recovery"),
     ("service",),
     ("rpc",),
     ("serve",),

@@ -233,19 +233,6 @@ def test_a_task_is_refused_at_its_path(task: dict[str, Any], path: str) -> None:
     assert list(paths(tasks=[{**TASK, **task}])) == [path]
 
 
-@pytest.mark.parametrize(
-    ("part", "value", "path"),
-    [
-        ("buffer", {"path": "buffer.sqlite"}, "buffer.path"),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_in_words(part: str, value: Any, path: str) -> None:
-    """P35: a setting this version cannot honour is refused at start, not ignored."""
-    problems = paths(**{part: value})
-    assert list(problems) == [path]
-    assert "not supported by this version" in problems[path]
-
-
 def test_beyond_loopback_only_with_a_token() -> None:
     """P34: an address that other machines reach is refused without a token, at `service.host`."""
     assert "service.token" in paths(service={"host": "0.0.0.0"})["service.host"]

@@ -64,6 +64,7 @@ class SampleMoves(RuleBasedStateMachine):
         self.leased = False
         self.rewarded = False
         self.tokens: list[int] = []
+        self.counted = 0
         self.late = 0
         self.redone = 0
         self.turned = False
@@ -97,6 +98,8 @@ class SampleMoves(RuleBasedStateMachine):
         self.leased = self.leased and to is S.COMPLETED
         if to is S.INIT:
             self.redone += 1
+        if to in DROPPED:
+            self.counted = len(self.tokens)
         if to is S.INIT or to in DROPPED:
             self.tokens = []
             self.rewarded = self.turned = False
@@ -185,10 +188,14 @@ class SampleMoves(RuleBasedStateMachine):
         assert sample.settled == (self.status in SETTLED)
         assert sample.account == ("leased" if self.leased else ACCOUNTS_OF[self.status])
         assert sample.response_ids == self.tokens
-        assert sample.response_length == len(self.tokens) == len(sample.logprobs) == len(sample.loss_mask)
-        if self.status in DROPPED:
-            assert (sample.segments, sample.response, sample.reward) == ([], None, None)
+        assert len(self.tokens) == len(sample.logprobs) == len(sample.loss_mask)
+        if self.status in DROPPED:  # counts and reasons stay, and nothing else: P28
+            assert sample.response_length == self.counted
+            assert (sample.segments, sample.packed, sample.response, sample.reward) == ([], None, None, None)
+            assert (sample.prompt_ids, sample.meta, sample.weight_versions) == ([], {}, ())
             assert sample.reason == "some_reason"
+        else:
+            assert sample.response_length == len(self.tokens)
 
     @invariant()
     def ledger_agrees(self) -> None:
@@ -200,7 +207,8 @@ class SampleMoves(RuleBasedStateMachine):
 
     @invariant()
     def spans_index_the_response(self) -> None:
-        check_spans(self.sample)
+        if self.status not in DROPPED:
+            check_spans(self.sample)
 
 
 TestSampleMoves = SampleMoves.TestCase

@@ -18,6 +18,7 @@ from bench.longtail.cases import BATCH, TASK, Cell
 from bench.longtail.engine import TracedEngine, TracedTransport
 from bench.longtail.outcome import HandOver, Outcome, outcome, warm_up
 from bench.longtail.trace import TOKEN_S, Trace
+from rollout_svc.buffer.storage import Position
 from rollout_svc.errors import NotNow
 from rollout_svc.outside import Outside
 from rollout_svc.producer.sources import PushSource
@@ -51,11 +52,13 @@ class _OnePass(PushSource):
 
     dry_at_s = 0.0
 
-    def advance(self) -> None:
-        super().advance()
+    def advance(self) -> Position:
+        """Use a prompt up."""
+        position = super().advance()
         if not self._lines:
             self.exhausted = True
             self.dry_at_s = asyncio.get_running_loop().time()
+        return position
 
 
 def train_s(trace: Trace, cell: Cell) -> float:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rollout_svc.group import Group
 
@@ -33,6 +34,7 @@ class Lease:
     step: int
     groups: tuple[Group, ...]
     expires_at: float
+    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class ReplayBuffer:
@@ -139,6 +141,14 @@ class ReplayBuffer:
         """Whether those have reached the bound: what is begun may finish, nothing new should be."""
         return self.max_bytes is not None and self.bytes >= self.max_bytes
 
+    def why_full(self, batch: int) -> str:
+        """The bytes, and where the bound is below a batch of so many groups what that would take, by their mean."""
+        told = f"buffer.max_bytes is {self.max_bytes}, finished groups take {self.bytes}"
+        finished = self.ready + sum(len(lease.groups) for lease in self._leases.values())
+        if self.max_bytes is None or batch * self.bytes <= self.max_bytes * finished:
+            return told
+        return f"{told}; a batch of {batch} groups would take about {batch * self.bytes // finished}"
+
     # -- ready -----------------------------------------------------------------------------------------------
 
     @property
@@ -182,13 +192,20 @@ class ReplayBuffer:
         """Leases in force."""
         return tuple(self._leases.values())
 
-    def lease(self, batch_id: str, step: int, groups: list[Group], expires_at: float) -> Lease:
-        """Lend ready groups as one batch."""
+    def lease(
+        self,
+        batch_id: str,
+        step: int,
+        groups: list[Group],
+        expires_at: float,
+        metrics: dict[str, Any] | None = None,
+    ) -> Lease:
+        """Lend ready groups as one batch, with its figures."""
         for group in groups:
             self._leave(group)
             group.lease()
             self.leased_bytes += group.payload_bytes
-        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at)
+        lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at, metrics or {})
         return lease
 
     def leased_at(self, step: int) -> Lease | None:
@@ -203,7 +220,7 @@ class ReplayBuffer:
         for group in lease.groups:
             self.leased_bytes -= group.payload_bytes
             group.settle("consumed")
-        self._remember(batch_id, "acknowledged")
+        self.remember(batch_id, "acknowledged")
         self.changed()
         return lease
 
@@ -217,7 +234,7 @@ class ReplayBuffer:
                 self.leased_bytes -= group.payload_bytes
                 self._enter(group)
                 self._ready.move_to_end(group.group_id, last=False)
-            self._remember(lease.batch_id, "expired")
+            self.remember(lease.batch_id, "expired")
         if expired:
             self.changed()
         return expired
@@ -226,7 +243,8 @@ class ReplayBuffer:
         """How an ended lease ended: `acknowledged` or `expired`; None for one never seen, or long ago."""
         return self._ended.get(batch_id)
 
-    def _remember(self, batch_id: str, fate: str) -> None:
+    def remember(self, batch_id: str, fate: str) -> None:
+        """Keep how a lease ended, for a late ack."""
         self._ended[batch_id] = fate
         if len(self._ended) > _REMEMBERED_LEASES:
             self._ended.popitem(last=False)

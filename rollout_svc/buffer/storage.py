@@ -13,30 +13,24 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rollout_svc.buffer.recovered import Position, Recovered
 
 if TYPE_CHECKING:
     from rollout_svc.buffer.replay import Lease
     from rollout_svc.group import Group
     from rollout_svc.sample import Sample
+    from rollout_svc.segment import Segment
 
 __all__ = ["MemoryStorage", "Position", "Storage"]
 
 
-class Position(NamedTuple):
-    """Where a source stands once a line is used up.
-
-    Attributes:
-        used: lines used up since the beginning of the source.
-        state: what the source itself says of its position; JSON, None where `used` says it all.
-    """
-
-    used: int
-    state: Any = None
-
-
 class Storage(Protocol):
     """Makes durable what must survive."""
+
+    def recover(self) -> Recovered:
+        """What an earlier life left; asked once, before anything is noted."""
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
@@ -48,8 +42,11 @@ class Storage(Protocol):
 
     # -- work ------------------------------------------------------------------------------------------------
 
-    def kept(self, sample: Sample) -> None:
-        """A sample ended an attempt, or has more tokens: what it has now is to survive."""
+    def kept(self, sample: Sample, more: Segment | None = None) -> None:
+        """A sample ended an attempt, or has more tokens: what it has now, and `more`, is to survive."""
+
+    def handed_back(self, group: Group) -> None:
+        """A group came back unfinished: what its members have now is to survive."""
 
     async def save(self, group: Group) -> None:
         """Every member is COMPLETED: record the group as ready, durably."""
@@ -83,13 +80,20 @@ class Storage(Protocol):
 class MemoryStorage:
     """Nothing survives the process: the objects themselves are the record."""
 
+    def recover(self) -> Recovered:
+        """Nothing."""
+        return Recovered()
+
     def pushed(self, task: str, lines: Mapping[str, Mapping[str, Any]]) -> None:
         """Promise nothing."""
 
     def admitted(self, group: Group, position: Position | None) -> None:
         """Promise nothing."""
 
-    def kept(self, sample: Sample) -> None:
+    def kept(self, sample: Sample, more: Segment | None = None) -> None:
+        """Promise nothing."""
+
+    def handed_back(self, group: Group) -> None:
         """Promise nothing."""
 
     async def save(self, group: Group) -> None:

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 __all__ = [
-    "NOT_SUPPORTED",
     "Count",
     "EntryPoint",
     "Listed",
@@ -23,8 +22,6 @@ __all__ = [
     "refuse",
     "refuse_repeats",
 ]
-
-NOT_SUPPORTED = "not supported by this version"
 
 T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Field(strict=False)]

@@ -10,12 +10,11 @@ Invariants:
 """
 
 import ipaddress
-from operator import attrgetter
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollout_svc.config.base import NOT_SUPPORTED, Count, Listed, Seconds, Secret, Settings, refuse, refuse_repeats
+from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, refuse, refuse_repeats
 from rollout_svc.config.tasks import TaskConfig
 from rollout_svc.config.workers import WorkerConfig, address_of
 
@@ -165,17 +164,6 @@ class BufferConfig(Settings):
     """Bytes of finished groups at which nothing new is started; null: the plan's bound on groups only."""
 
 
-_LATER: Final = (
-    "buffer.path",
-    "journal",
-    "evaluation",
-    "trajectories",
-)
-"""Settings that nothing follows yet: anything but their default is refused, for it would be ignored."""
-_LATER_OF_A_TASK: Final = ("filter",)
-"""Likewise, of a task."""
-
-
 class Config(Settings):
     """All settings of one service."""
 
@@ -230,18 +218,6 @@ class Config(Settings):
                 place = places.setdefault(address_of(url), f"engine {nth} of worker {index}")
                 if place != f"engine {nth} of worker {index}":
                     raise refuse(("workers", index, "engines", nth), f"{url!r} is already {place}")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_that_would_be_ignored(self) -> Self:
-        plain = Config.model_construct(tasks=())
-        for path in _LATER:
-            if attrgetter(path)(self) != attrgetter(path)(plain):
-                raise refuse(tuple(path.split(".")), NOT_SUPPORTED)
-        for index, task in enumerate(self.tasks):
-            for key in _LATER_OF_A_TASK:
-                if getattr(task, key) != TaskConfig.model_fields[key].default:
-                    raise refuse(("tasks", index, key), NOT_SUPPORTED)
         return self
 
     @field_validator("tasks")

@@ -30,6 +30,10 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.EngineDoubted: ("engine.doubted", "warning"),
     events.EnginesLoading: ("engines.loading", "info"),
     events.ProducerWaiting: ("producer.waiting", "warning"),
+    events.GroupsAllFiltered: ("groups.all_filtered", "warning"),
+    events.SourceSkips: ("source.skips", "warning"),
+    events.GroundTruthMissing: ("ground_truth.missing", "warning"),
+    events.TrajectoriesFailing: ("trajectories.failing", "error"),
     events.PauseStarted: ("pause.started", "debug"),
     events.RungReached: ("pause.rung", "debug"),
     events.PauseFinished: ("pause.finished", "info"),
@@ -38,6 +42,8 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.BatchTaken: ("batch.taken", "info"),
     events.BatchAcked: ("batch.acked", "debug"),
     events.LeaseExpired: ("batch.lease_expired", "warning"),
+    events.EvaluationStarted: ("evaluation.started", "debug"),
+    events.EvaluationFinished: ("evaluation.finished", "info"),
     events.ComponentDied: ("component.died", "error"),
 }
 

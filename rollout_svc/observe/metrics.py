@@ -107,6 +107,8 @@ class Metrics:
         bus.subscribe(events.BatchAcked, lambda e: settled.labels("consumed", "").inc(e.groups))
         bus.subscribe(events.EngineExited, lambda e: exited.labels(e.worker).inc())
         bus.subscribe(events.ComponentDied, lambda _: died.inc())
+        evaluated = Counter("rollout_evaluations", "Evaluations ended", ["outcome"], registry=registry)
+        bus.subscribe(events.EvaluationFinished, lambda e: evaluated.labels(e.outcome).inc())
 
     def _histograms(self, bus: events.EventBus) -> None:
         registry = self.registry
@@ -130,6 +132,9 @@ class Metrics:
         self._absent = Gauge("rollout_no_worker_seconds", "Time without a worker in traffic", registry=registry)
         self._is = Gauge("rollout_service_state", "1 for the state it is in", ["state"], registry=registry)
         self._ready = Gauge("rollout_buffer_ready_groups", "Groups ready for a trainer", registry=registry)
+        self._eval = Gauge(
+            "rollout_evaluation_ledger", "Groups and samples of lane eval", ["unit", "account"], registry=registry
+        )
         self._version = Gauge("rollout_weight_version", "Weight version of the fleet", registry=registry)
         self._rss = Gauge("rollout_rss_bytes", "Resident memory", registry=registry)
 
@@ -139,6 +144,8 @@ class Metrics:
         for unit in ("groups", "samples"):
             for account, number in status["ledger"][unit].items():
                 self._ledger.labels(unit, account).set(number)
+            for account, number in status["evaluations"]["ledger"][unit].items():
+                self._eval.labels(unit, account).set(number)
         for gauge in (self._in_flight, self._limit, self._state, self._waits, self._is):
             gauge.clear()
         self._is.labels(status["state"]).set(1)

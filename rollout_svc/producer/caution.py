@@ -5,6 +5,7 @@ Invariants:
 - `LIMIT` groups failed in a row, none finished in between: new prompts rest. One group that finishes ends it.
 - Each rest lets one group through, as a trial, and the next rest is twice as long, up to `LONGEST_S`.
 - Groups under way when it began may fail as they like: only a trial makes the next rest longer.
+- A filtered group is neither a failure nor a success: it ends no row of failures, and no rest.
 - Each task has a caution of its own: one that works does not hide one that fails, nor is held up by it.
 """
 

@@ -68,7 +68,7 @@ class EarlyCancel:
         for group, run in self._candidates():
             reason = self.doomed(group, demand.next_step, max_staleness)
             if reason is not None:
-                spent += self.end(group, reason) if run is None else run.expire(reason)
+                spent += self.end(group, reason) if run is None else run.end("expired", reason)
             spent += 1
             if spent >= _SLICE:
                 spent = 0

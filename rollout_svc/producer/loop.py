@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,7 +23,15 @@ from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.config import Strategy, TrainerConfig
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.events import (
+    EventBus,
+    GroupAdmitted,
+    GroupFinished,
+    GroupSettled,
+    ProducerWaiting,
+    SampleFailed,
+    SourceSkips,
+)
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
@@ -32,6 +40,7 @@ from rollout_svc.producer.caution import Cautions
 from rollout_svc.producer.expiry import EarlyCancel
 from rollout_svc.producer.lines import PromptLine
 from rollout_svc.producer.mixture import Mixture, Share
+from rollout_svc.producer.returned import returned_first
 from rollout_svc.producer.schedule import Counts, Decision, Demand, Rule, admittable, decide, make_rule
 from rollout_svc.producer.sources import PromptSource
 from rollout_svc.producer.tail import Tail
@@ -104,9 +113,15 @@ class Producer:
             ledger=ledger,
             feeding=self,
         )
+        tail.barred = self.mixture.at_limit
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
+
+    @property
+    def sources(self) -> Mapping[str, PromptSource]:
+        """Where prompts come from, by task."""
+        return self._sources
 
     @property
     def exhausted(self) -> bool:
@@ -148,6 +163,10 @@ class Producer:
         self._group_size = trainer.prompt_repeat_k
         self.wake()
 
+    def return_first(self, prompts: Iterable[Prompt]) -> None:
+        """Admit these before what the sources of their tasks give; before `run`."""
+        self._sources = returned_first(self._sources, prompts)
+
     def wake(self) -> None:
         """Something changed: look again."""
         self._wake.set()
@@ -166,8 +185,10 @@ class Producer:
     async def run(self) -> None:
         """Produce until cancelled."""
         try:
-            for source in self._sources.values():
+            for task, source in self._sources.items():
                 source.open(self._source_changed)
+                if source.skips:
+                    self._bus.emit(SourceSkips(task, source.skips))
             await self._produce()
         finally:
             for source in self._sources.values():
@@ -279,6 +300,9 @@ class Producer:
                 self.tail.started(entry)
                 self._run(entry)
             return True
+        if self.mixture.at_limit(entry.task):
+            self.tail.defer()
+            return True
         group = self._enter(entry, None)
         self.tail.started(group)
         self._run(group)
@@ -302,9 +326,7 @@ class Producer:
         decision = self._decide()
         if decision.action != "admit":
             return decision.action != "wait"
-        source = self._sources[task]
-        source.advance()
-        self._start(task, line, ids, failure, source.position)
+        self._start(task, line, ids, failure, self._sources[task].advance())
         return True
 
     def _without_prompts(self, obstacles: Collection[str]) -> bool:
@@ -323,7 +345,7 @@ class Producer:
         return False
 
     def _start(
-        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position
+        self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position | None
     ) -> None:
         content = line.content
         prompt = Prompt(
@@ -403,8 +425,9 @@ class Producer:
                     self._bus.emit(ProducerWaiting(reason, self._caution.reason))
                 self._warned = True
             elif reason == "buffer_full":
-                held, most = self._buffer.bytes, self._buffer.max_bytes
-                self._bus.emit(ProducerWaiting(reason, f"{held} bytes of finished groups; buffer.max_bytes is {most}"))
+                self._bus.emit(
+                    ProducerWaiting(reason, self._buffer.why_full(0 if self.rule is None else self.rule.batch))
+                )
             elif reason in _TOLD:
                 states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
                 self._bus.emit(ProducerWaiting(reason, states or "no workers"))

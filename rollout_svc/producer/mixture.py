@@ -85,10 +85,12 @@ class Mixture:
 
     def obstacle(self, task: str) -> str:
         """Why no prompt of this task can be admitted now, whatever room there is; empty: one can."""
+        return "task_limit" if self.at_limit(task) else self._feeding.obstacle(task)
+
+    def at_limit(self, task: str) -> bool:
+        """Whether a task has as many groups as it may."""
         limit = self._shares[task].max_groups
-        if limit is not None and self.unsettled(task) >= limit:
-            return "task_limit"
-        return self._feeding.obstacle(task)
+        return limit is not None and self.unsettled(task) >= limit
 
     def supplies(self) -> dict[str, Supply]:
         """What each task has and can bring."""

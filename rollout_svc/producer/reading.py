@@ -6,6 +6,7 @@ Invariants:
   (`peek`, `advance`, `open`, `close`) returns at once.
 - The thread is a daemon and nobody joins it: a reader that hangs for ever keeps no process from ending.
 - Lines arrive in order, none is lost and none is shown twice; at most `AHEAD` are read and not used up.
+- A position is that of what was used up, never of what was read: each line carries the state of its source after it.
 - Whoever was shown nothing is woken once by what comes next: a line, the end, or the reader's error.
 """
 
@@ -17,12 +18,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from rollout_svc.buffer.storage import Position
 from rollout_svc.producer.lines import PromptLine
 
-__all__ = ["AHEAD", "ReadAhead"]
+__all__ = ["AHEAD", "ReadAhead", "Stated"]
+
+Stated = tuple[PromptLine, bytes | None]
+"""A line, and what its source says of its position after it: JSON, or None of a source that says nothing."""
 
 AHEAD: Final = 128
 """Lines read and not used up, at most: more than a loop admits between two turns of the thread."""
@@ -32,7 +38,7 @@ _REFILL: Final = 64  # lines left at which the thread goes on, so that it wakes 
 class ReadAhead:
     """Lines of an iterator, read by a thread of its own."""
 
-    def __init__(self, name: str, lines: Iterator[PromptLine], first: int = 0) -> None:
+    def __init__(self, name: str, lines: Iterator[Stated], first: int = 0) -> None:
         """Make a reader; it starts at `open`.
 
         Args:
@@ -42,8 +48,10 @@ class ReadAhead:
         """
         self._name = name
         self._source = lines
-        self._lines: deque[PromptLine] = deque(islice(lines, first))
+        self._lines: deque[Stated] = deque(islice(lines, first))
         self._used = 0
+        self._state: bytes | None = None
+        self.skips = 0
         self._ended = False
         self._error: BaseException | None = None
         self._hungry = True
@@ -68,6 +76,27 @@ class ReadAhead:
         self._closed = True
         self._room.set()
 
+    def begin_at(self, position: Position, lines: Iterator[Stated], *, skips: int = 0) -> None:
+        """Read these lines instead, which are what is left after `position`; before `open`.
+
+        Args:
+            position: where it stands now.
+            lines: what to read.
+            skips: lines that `lines` reads again and drops, for people to know.
+        """
+        self._source, self._lines = lines, deque()
+        self._used, self.skips = position.used, skips
+        self._state = None if position.state is None else orjson.dumps(position.state)
+
+    @property
+    def epoch(self) -> int | None:
+        """Passes that were begun, where lines come in passes."""
+        return None
+
+    def as_json(self) -> dict[str, Any]:
+        """What status says of it."""
+        return {"used": self._used, "epoch": self.epoch, "exhausted": self.exhausted, "known_ids": None}
+
     @property
     def exhausted(self) -> bool:
         """No line will ever come again."""
@@ -82,7 +111,7 @@ class ReadAhead:
         self._hungry = not self._lines  # before looking again: a line that comes in between is seen or told
         if self._lines:
             self._hungry = False
-            return self._lines[0]
+            return self._lines[0][0]
         if self._error is not None:
             raise self._error
         return None
@@ -90,14 +119,15 @@ class ReadAhead:
     @property
     def position(self) -> Position:
         """Where it stands."""
-        return Position(self._used)
+        return Position(self._used, None if self._state is None else orjson.loads(self._state))
 
-    def advance(self) -> None:
-        """Use up the line that `peek` showed."""
-        self._lines.popleft()
+    def advance(self) -> Position:
+        """Use up the line that `peek` showed; returns where it stands now."""
+        _, self._state = self._lines.popleft()
         self._used += 1
         if len(self._lines) <= _REFILL:
             self._room.set()
+        return self.position
 
     # -- the thread's side -----------------------------------------------------------------------------------
 

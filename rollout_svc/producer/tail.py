@@ -10,13 +10,14 @@ Invariants:
 - Whatever is here is here once: gathered, or left of the round that is on, or under way in it.
 - A round ends when each of its groups has finished or was settled; one that was cut meanwhile still belongs to it.
 - Groups are gathered between rounds only, and go before prompts: what holds room is never left behind.
+- A prompt whose task has as many groups as it may (`barred`) is passed over, and takes part in a later round.
 - Nothing here waits, and nothing is gathered while `size` is None.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rollout_svc.group import Group
 from rollout_svc.producer.schedule import TailCounts
@@ -28,7 +29,7 @@ __all__ = ["Tail"]
 class Tail:
     """What gathered, and the round that is on; see the module's invariants."""
 
-    __slots__ = ("_gathered", "_groups", "_left", "_under_way", "after_aborts", "size")
+    __slots__ = ("_gathered", "_groups", "_left", "_under_way", "after_aborts", "barred", "size")
 
     def __init__(self, size: int | None, after_aborts: int) -> None:
         """Make an empty one.
@@ -39,6 +40,7 @@ class Tail:
         """
         self.size = size
         self.after_aborts = after_aborts
+        self.barred: Callable[[str], bool] = lambda _: False
         self._gathered: deque[Prompt | Group] = deque()
         self._left: deque[Prompt | Group] = deque()
         self._under_way: set[str] = set()
@@ -67,10 +69,14 @@ class Tail:
             on=bool(self._left or self._under_way),
             left=len(self._left),
             kept=bool(self._left) and isinstance(self._left[0], Group),
-            ripe=self.size is not None and len(self._gathered) >= self.size,
+            ripe=self.size is not None and len(self._gathered) >= self.size and len(self._free()) >= self.size,
             gathered=len(self._gathered),
             gathered_groups=gathered,
         )
+
+    def _free(self) -> list[Prompt | Group]:
+        """What gathered and could be started, in order."""
+        return [entry for entry in self._gathered if isinstance(entry, Group) or not self.barred(entry.task)]
 
     def groups(self) -> list[Group]:
         """The groups that wait here."""
@@ -123,13 +129,18 @@ class Tail:
         """
         if self._left or self._under_way or self.size is None:
             return
-        ordered = sorted(self._gathered, key=lambda entry: isinstance(entry, Prompt))
-        self._left = deque(ordered[: self.size])
-        self._gathered = deque(ordered[self.size :])
+        ordered = sorted(self._free(), key=lambda entry: isinstance(entry, Prompt))[: self.size]
+        self._left = deque(ordered)
+        taken = set(map(id, ordered))
+        self._gathered = deque(entry for entry in self._gathered if id(entry) not in taken)
 
     def peek(self) -> Prompt | Group | None:
         """The next of the round to be started; None when all are."""
         return self._left[0] if self._left else None
+
+    def defer(self) -> None:
+        """What `peek` showed cannot be started in this round: it gathers for a later one."""
+        self._gathered.append(self._left.popleft())
 
     def started(self, group: Group) -> None:
         """What `peek` showed is under way, as this group."""

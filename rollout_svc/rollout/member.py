@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rollout_svc.agent import AgentContext, EngineCaller
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
+from rollout_svc.group import Group
 from rollout_svc.judging import Judging
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.settling import Settling
@@ -18,11 +19,12 @@ from rollout_svc.sample import Sample
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.tokens import TextCodec
+from rollout_svc.trajectories import Trajectories
 
 if TYPE_CHECKING:
     from rollout_svc.rollout.run import GroupRun
 
-__all__ = ["Member", "Owner", "Tools"]
+__all__ = ["Host", "Member", "Owner", "Tools"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +41,40 @@ class Tools:
     codec: TextCodec
     tally: Tally
     settling: Settling
+    trajectories: Trajectories
     max_attempts: int
+
+
+class Host(Protocol):
+    """Who has groups run beside the buffer's, with tools of its own, and gets them back."""
+
+    @property
+    def tools(self) -> Tools:
+        """What its runs use, counts and storage included."""
+
+    def generation_started(self, group: Group) -> None:
+        """A member was handed to its agent loop."""
+
+    def generation_ended(self, group: Group) -> None:
+        """Its loop is over, whatever came of it."""
+
+    def run_closed(self, group: Group) -> None:
+        """No task has it any more: it is finished, unfinished or settled, as its account says."""
 
 
 class Owner(Protocol):
     """Who is told what became of a run, and keeps the counts."""
 
-    def generation_started(self) -> None:
+    def generation_started(self, run: GroupRun) -> None:
         """A member was handed to its agent loop."""
 
-    def generation_ended(self) -> None:
+    def generation_ended(self, run: GroupRun) -> None:
         """Its loop is over, whatever came of it: there is room for another."""
 
     def run_changed(self, run: GroupRun) -> None:
         """A member ended or parked."""
 
-    def cancel(self, run: GroupRun, tasks: list[asyncio.Task[None]]) -> None:
+    def cancel(self, run: GroupRun, tasks: list[asyncio.Task[Any]]) -> None:
         """End tasks that lost their group, and follow those that do not end."""
 
     def bug(self, where: str, error: Exception) -> None:

@@ -2,9 +2,12 @@
 
 Invariants:
 
-- `generating` counts the members inside their agent loop; the producer's target is measured by it.
+- `generating` counts the buffer's members inside their agent loop; the producer's target is measured by it.
+- What a host has started goes back to that host, and touches neither the buffer nor its counts.
 - A run is here from its start until it closed and its last task ended; a task that outlives its run is a straggler,
   listed until it ends.
+- A task that lost its group while its lane is frozen is cancelled when the lane moves on: a frozen engine cannot drop
+  its request, which has to stay counted there.
 - When a lane opens, runs that were kept over the pause by a parked member launch their other members again.
 """
 
@@ -18,9 +21,9 @@ from typing import Any
 
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.events import ComponentDied, GroupFinished, GroupHandedBack
-from rollout_svc.gate import Lane
-from rollout_svc.group import Group
-from rollout_svc.rollout.member import Member, Tools
+from rollout_svc.gate import LANES, Lane
+from rollout_svc.group import Group, Settlement
+from rollout_svc.rollout.member import Host, Member, Tools
 from rollout_svc.rollout.run import GroupRun
 from rollout_svc.rollout.runtime import TaskRuntime
 
@@ -36,7 +39,7 @@ class Straggler:
 
 
 class Rollouts:
-    """The runs of one lane's buffer."""
+    """The runs of the buffer's groups, and of those that a host brings."""
 
     def __init__(self, *, tools: Tools, buffer: ReplayBuffer) -> None:
         self.generating = 0
@@ -46,6 +49,7 @@ class Rollouts:
         self._buffer = buffer
         self._runs: dict[str, GroupRun] = {}
         self._stragglers: dict[asyncio.Task[None], Straggler] = {}
+        self._frozen: dict[Lane, list[asyncio.Task[None]]] = {lane: [] for lane in LANES}
         self._listeners: list[Callable[[], None]] = []
         tools.gate.subscribe(self._gate_changed)
 
@@ -53,11 +57,17 @@ class Rollouts:
         """Call `listener()` whenever a run or a member changed."""
         self._listeners.append(listener)
 
-    def start(self, group: Group, runtime: TaskRuntime) -> None:
-        """Run a group; the caller has looked at the gate in this very step."""
-        run = GroupRun(group, runtime, self._tools, self)
+    def start(self, group: Group, runtime: TaskRuntime, host: Host | None = None) -> None:
+        """Run a group, the buffer's or a host's; the caller has looked at the gate in this very step."""
+        run = GroupRun(group, runtime, self._tools if host is None else host.tools, self, host)
         self._runs[group.group_id] = run
         run.start()
+
+    def end(self, group: Group, outcome: Settlement, reason: str) -> None:
+        """Settle a group that may be running, and take it from its tasks; whoever had it run is told."""
+        run = self._runs.get(group.group_id)
+        if run is not None:
+            run.end(outcome, reason)
 
     # -- the pause's view ------------------------------------------------------------------------------------
 
@@ -112,24 +122,33 @@ class Rollouts:
             run.rest()
 
     def _end(self, tasks: list[asyncio.Task[None]], started: dict[Any, Straggler], run: GroupRun) -> None:
-        current = asyncio.current_task()
+        current, lane = asyncio.current_task(), run.group.lane
         for task in tasks:
             if task is current or task.done():
                 continue
-            task.cancel()
+            if self._tools.gate.mode(lane) == "keep":
+                self._frozen[lane].append(task)
+            else:
+                task.cancel()
             self._stragglers[task] = started.get(task, Straggler(run.group.samples[0].sample_id, run.group.created_at))
             task.add_done_callback(lambda done: self._stragglers.pop(done, None))
 
     # -- the runs' view --------------------------------------------------------------------------------------
 
-    def generation_started(self) -> None:
+    def generation_started(self, run: GroupRun) -> None:
         """Count a member in its agent loop."""
-        self.generating += 1
+        if run.host is not None:
+            run.host.generation_started(run.group)
+        else:
+            self.generating += 1
 
-    def generation_ended(self) -> None:
+    def generation_ended(self, run: GroupRun) -> None:
         """There is room for another: the producer looks at the count, and nobody else has to know."""
-        self.generating -= 1
-        self.on_room()
+        if run.host is not None:
+            run.host.generation_ended(run.group)
+        else:
+            self.generating -= 1
+            self.on_room()
 
     def run_changed(self, run: GroupRun) -> None:  # noqa: ARG002 - one listener serves all runs
         """A member ended or parked: the producer may start more, the ladder counts less."""
@@ -152,12 +171,15 @@ class Rollouts:
         """Put the group where its account says."""
         group = run.group
         del self._runs[group.group_id]
+        if group.account == "aborted":
+            group.handed_back_at = asyncio.get_running_loop().time()
         task, bus = group.prompt.task, self._tools.bus
-        if group.account == "ready":
+        if run.host is not None:
+            run.host.run_closed(group)
+        elif group.account == "ready":
             bus.emit(GroupFinished(group.group_id, task, (group.ready_at or 0.0) - group.created_at))
             self._buffer.put_ready(group)
         elif group.account == "aborted":
-            group.handed_back_at = asyncio.get_running_loop().time()
             bus.emit(GroupHandedBack(group.group_id, task, reason))
             self._buffer.put_back(group)
         else:
@@ -170,6 +192,10 @@ class Rollouts:
             listener()
 
     def _gate_changed(self, lane: Lane) -> None:
+        if self._tools.gate.mode(lane) != "keep":
+            frozen, self._frozen[lane] = self._frozen[lane], []
+            for task in frozen:
+                task.cancel()
         if self._tools.gate.is_open(lane):
             for run in self.runs((lane,)):
                 run.launch()

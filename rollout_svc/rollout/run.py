@@ -1,13 +1,13 @@
 """One group under way: run its agent loops, judge their answers, settle it.
 
 A sample's path: `_generate` (the agent loop, engine calls inside) -> `_judge` -> COMPLETED; when every member is,
-`_put` makes the group durable and hands it to the buffer.
+`_put` takes the group through its `ending`, and hands it to the buffer or settles it as FILTERED.
 
 Invariants:
 
 - Every write goes through the member's attempt: once the group was handed back or settled, a member task that still
   runs can write nothing, whatever it does.
-- A run closes exactly once: finished, handed back, or settled as failed.
+- A run closes exactly once: finished, handed back, or settled.
 - No member starts or is redone while the lane's gate is closed, nor judges unless it is closed to wait for what runs.
 - Members that are GENERATED or COMPLETED survive any number of retries of their siblings.
 """
@@ -20,27 +20,29 @@ from typing import Final
 
 from rollout_svc.agent import AgentContext
 from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
-from rollout_svc.events import SampleFailed
-from rollout_svc.group import Group
+from rollout_svc.group import Group, Settlement
 from rollout_svc.judging import JudgedSample
-from rollout_svc.rollout.member import Member, Owner, Tools
+from rollout_svc.rollout.ending import reach_end, tell_failure
+from rollout_svc.rollout.member import Host, Member, Owner, Tools
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.sample import ResumeAt, Sample, SampleStatus
 
 __all__ = ["GroupRun"]
 
 _S: Final = SampleStatus
-_TOLD_CHARS: Final = 500  # of a failure's message, told to whoever waits for a batch
 _JUDGEABLE: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
 
 
 class GroupRun:
     """The tasks of one group; see the module's invariants."""
 
-    __slots__ = ("_owner", "_tools", "closed", "group", "members", "putting", "runtime")
+    __slots__ = ("_owner", "_tools", "closed", "group", "host", "members", "putting", "runtime")
 
-    def __init__(self, group: Group, runtime: TaskRuntime, tools: Tools, owner: Owner) -> None:
+    def __init__(
+        self, group: Group, runtime: TaskRuntime, tools: Tools, owner: Owner, host: Host | None = None
+    ) -> None:
         self.group = group
+        self.host = host
         self.runtime = runtime
         self.members: dict[str, Member] = {}
         self.putting: asyncio.Task[None] | None = None
@@ -92,17 +94,23 @@ class GroupRun:
         self.closed = True
         self.group.hand_back(not_before)
         self.group.cuts += not self._open
-        self._keep(sample for sample in self.group.samples if sample.status is _S.ABORTED)
+        self._tools.storage.handed_back(self.group)
         tasks = self._let_go()
         self._owner.run_closed(self, reason)
         return tasks
 
-    def expire(self, reason: str) -> int:
-        """End the group for good because no step can take it any more; returns how many tasks that cancelled."""
+    def end(self, outcome: Settlement, reason: str, culprit: Sample | None = None) -> int:
+        """Settle the group now, whatever its tasks do; returns how many were revoked and cancelled.
+
+        Args:
+            outcome: the account it ends in.
+            reason: typed reason.
+            culprit: the member that caused it; None: all alike.
+        """
         if self.closed:
             return 0
         self.closed = True
-        self.group.settle("expired", reason)
+        self._tools.settling.end(self.group, outcome, reason, culprit)
         tasks = self._let_go()
         self._owner.cancel(self, tasks)
         self._owner.run_closed(self, reason)
@@ -150,9 +158,9 @@ class GroupRun:
         if generating != member.counted:
             member.counted = generating
             if generating:
-                self._owner.generation_started()
+                self._owner.generation_started(self)
             else:
-                self._owner.generation_ended()
+                self._owner.generation_ended(self)
 
     def _member_ended(self, member: Member) -> None:
         self._count_generating(member, generating=False)
@@ -190,15 +198,20 @@ class GroupRun:
         return asyncio.get_running_loop().time() + backoff_s
 
     async def _put(self) -> None:
+        """Take a group whose members are all COMPLETED through its end; see `ending`."""
         try:
-            await self._tools.storage.save(self.group)
+            dropped = await reach_end(self, self._tools, self._owner)
         except Exception:
             self.hand_back("put_failed", self._rest_until())
             raise
-        if not self.closed:
-            self.closed = True
+        if self.closed:
+            return
+        self.closed = True
+        if dropped is None:
             self.group.finish(asyncio.get_running_loop().time())
-            self._owner.run_closed(self, "finished")
+        else:
+            self._tools.settling.end(self.group, "filtered", dropped)
+        self._owner.run_closed(self, dropped or "finished")
 
     # -- one member ------------------------------------------------------------------------------------------
 
@@ -269,6 +282,7 @@ class GroupRun:
         )
         member.stage = "generating"
         self._count_generating(member, generating=True)
+        began = asyncio.get_running_loop().time()
         try:
             await self.runtime.agent.run(sample, context)
         except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
@@ -282,6 +296,8 @@ class GroupRun:
             raise SampleFailure("agent_error", f"{type(error).__name__}: {error}") from error
         finally:
             self._count_generating(member, generating=False)
+            if sample.attempt == member.attempt:
+                sample.generate_s = (sample.generate_s or 0.0) + asyncio.get_running_loop().time() - began
         if context.cut is not None:
             raise Interrupted(f"{sample.sample_id}: the agent went on after its turn was cut")
         if context.turns == 0:
@@ -294,11 +310,13 @@ class GroupRun:
         view = await self._view(sample, member.attempt)
         [reward] = await self._tools.judging.judge(desk, self.group.lane, [view])
         sample.grade(member.attempt, reward.value, reward.parts)
+        sample.judge_s = asyncio.get_running_loop().time() - member.judging_since
 
     async def _judge_group(self) -> None:
         """Judge all members at once; a failure counts against each of them."""
         samples, desk = self.group.samples, self.runtime.desk
         attempts = [sample.attempt for sample in samples]
+        began = asyncio.get_running_loop().time()
         try:
             for sample, attempt in zip(samples, attempts, strict=True):
                 if sample.status is _S.GENERATED:
@@ -308,6 +326,7 @@ class GroupRun:
             for sample, attempt, reward in zip(samples, attempts, rewards, strict=True):
                 if sample.status is not _S.COMPLETED:
                     sample.grade(attempt, reward.value, reward.parts)
+                    sample.judge_s = asyncio.get_running_loop().time() - began
         except Interrupted:
             return  # the gate is closed, so _evaluate hands the group back: every member goes on at its judge
         except StaleAttempt:
@@ -374,15 +393,9 @@ class GroupRun:
         """Put a failed sample where it goes on, or fail its group for good; returns whether it may be tried again."""
         sample.failures += 1
         final = sample.failures >= self._tools.max_attempts
-        self._tools.tally.failed[failure.reason] += 1
-        self._tools.tally.last_failure = str(failure)[:_TOLD_CHARS]
-        self._tools.bus.emit(
-            SampleFailed(
-                sample.sample_id, self.group.prompt.task, failure.reason, failure.message, sample.failures, final
-            )
-        )
+        tell_failure(self._tools, self.group.prompt.task, sample, failure, sample.failures, final=final)
         if final or sample.status in (_S.COMPLETED, _S.INIT):
-            self._give_up(sample, failure)
+            self.end("failed", failure.reason, sample)
             return False
         if sample.status is _S.JUDGING:
             sample.transition(sample.attempt, _S.ABORTED, reason=failure.reason, resume_at="judge")
@@ -390,9 +403,3 @@ class GroupRun:
             sample.transition(sample.attempt, _S.INIT, reason=failure.reason)
             self._tools.tally.redone += 1
         return True
-
-    def _give_up(self, culprit: Sample, failure: SampleFailure) -> None:
-        self.closed = True
-        self.group.settle("failed", failure.reason, culprit=culprit)
-        self._owner.cancel(self, self._let_go())
-        self._owner.run_closed(self, failure.reason)

@@ -1,4 +1,4 @@
-"""A task as it runs: its agent, its judger's desk, its settings.
+"""A task as it runs: its agent, the desks of its judger and its filter, its settings.
 
 Invariant: everything a task needs is made here, before anything starts, so that a wrong name or option is a
 ConfigError with its dotted path and never a failure in the middle of a run.
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from rollout_svc.agent import Agent, OnPause
-from rollout_svc.config import Config, SamplingConfig, TaskConfig
+from rollout_svc.config import Config, FilterConfig, SamplingConfig, TaskConfig
 from rollout_svc.errors import ConfigError, Problem
+from rollout_svc.filtering import FilterDesk
 from rollout_svc.judging import JudgeDesk
 from rollout_svc.plugins import construct, resolve
 
@@ -37,10 +38,11 @@ class TaskRuntime:
     weight: float
     partial: bool | None = None
     max_groups: int | None = None
+    filter: FilterDesk | None = None
 
 
 def make_runtimes(config: Config) -> dict[str, TaskRuntime]:
-    """Make every task's agent and judger.
+    """Make every task's agent, judger and filter.
 
     Raises:
         ConfigError: with every problem of every task.
@@ -76,6 +78,25 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
         concurrency=task.judger.concurrency,
     )
     one_turn = bool(getattr(agent, "one_turn", False))
+    kept_by = None if task.filter is None else _make_filter(task.filter, f"{path}.filter")
     return TaskRuntime(
-        task.name, agent, on_pause, one_turn, desk, task.sampling, task.weight, task.partial_rollout, task.max_groups
+        name=task.name,
+        agent=agent,
+        on_pause=on_pause,
+        one_turn=one_turn,
+        desk=desk,
+        sampling=task.sampling,
+        weight=task.weight,
+        partial=task.partial_rollout,
+        max_groups=task.max_groups,
+        filter=kept_by,
     )
+
+
+def _make_filter(config: FilterConfig, path: str) -> FilterDesk:
+    spec = resolve(config, "filters", path)
+    plugin: Any = construct(spec, path)
+    try:
+        return FilterDesk(name=config.name or spec.target, plugin=plugin, timeout_s=config.timeout_s)
+    except TypeError as error:
+        raise ConfigError.at(path, str(error)) from error

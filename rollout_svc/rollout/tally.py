@@ -1,12 +1,17 @@
 """Running counts of what happened to samples, kept for the metrics of a batch.
 
-Invariant: counts only grow; whoever wants a period keeps a snapshot and subtracts.
+Invariants:
+
+- Counts only grow; whoever wants a period keeps a snapshot and subtracts.
+- What was dropped is handed out once: to the batch that tells of it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+
+from rollout_svc.rollout.rewards import RewardSum
 
 __all__ = ["Tally"]
 
@@ -22,6 +27,7 @@ class Tally:
         last_failure: reason and message of the failure that was counted last.
         failed: failed attempts of samples, by reason.
         settled: groups by outcome and reason (`expired:stale`).
+        dropped: rewards of groups that were finished and then dropped, by task, since the last batch.
     """
 
     aborted: int = 0
@@ -30,6 +36,16 @@ class Tally:
     last_failure: str = ""
     failed: Counter[str] = field(default_factory=Counter)
     settled: Counter[str] = field(default_factory=Counter)
+    dropped: dict[str, RewardSum] = field(default_factory=dict)
+
+    def drop(self, task: str, rewards: list[float]) -> None:
+        """Count the rewards of a finished group that no batch will have."""
+        self.dropped[task] = self.dropped.get(task, RewardSum()) + RewardSum.of(rewards)
+
+    def take_dropped(self) -> dict[str, RewardSum]:
+        """Hand out what was dropped, and begin again."""
+        dropped, self.dropped = self.dropped, {}
+        return dropped
 
     def snapshot(self) -> Tally:
         """A copy as of now."""

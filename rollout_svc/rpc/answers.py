@@ -22,6 +22,7 @@ __all__ = [
     "Accepted",
     "AccountBook",
     "Acked",
+    "Checkpointed",
     "Document",
     "Health",
     "Plan",
@@ -66,7 +67,7 @@ class Book(Record):
 
 
 class AccountBook(Record):
-    """Every group and sample of lane `train`, in exactly one account."""
+    """Every group and sample of a lane, in exactly one account."""
 
     groups: Book
     samples: Book
@@ -197,6 +198,18 @@ class TaskRecord(Record):
     """Why no prompt of it can be admitted; empty: one can, where there is room."""
 
 
+class SourceRecord(Record):
+    """Where the prompts of one task come from."""
+
+    used: Natural
+    """Lines used up, since the beginning of the source."""
+    epoch: Natural | None
+    """Passes over a file that were begun; null: it has none."""
+    exhausted: bool
+    known_ids: Natural | None
+    """Ids that are not accepted again; null: nothing is pushed here."""
+
+
 class ProducerRecord(Record):
     """What the producing loop does."""
 
@@ -208,6 +221,33 @@ class ProducerRecord(Record):
     schedule: ScheduleRecord | None
     """How much may be under way; null: there is no plan yet."""
     tasks: dict[str, TaskRecord]
+    filtered_in_a_row: dict[str, Natural]
+    """By task: groups that were filtered since one was kept."""
+    sources: dict[str, SourceRecord]
+
+
+class TrajectoriesRecord(Record):
+    """What was written down of finished groups."""
+
+    path: str
+    written: Natural
+    failed: Natural
+    """Lines that were lost."""
+    bytes: Natural
+
+
+class EvaluationsRecord(Record):
+    """Lane `eval`."""
+
+    under_way: Natural
+    """Evaluations that have not been answered."""
+    in_flight: Natural
+    """Their requests at engines."""
+    waiting: Natural
+    """Their prompts that nobody works for."""
+    max_in_flight: Natural
+    ledger: AccountBook
+    """Each prompt is a group of one sample."""
 
 
 class Status(Record):
@@ -222,6 +262,9 @@ class Status(Record):
     workers: list[WorkerRecord]
     buffer: BufferRecord
     producer: ProducerRecord
+    trajectories: TrajectoriesRecord | None
+    """Null: none are kept."""
+    evaluations: EvaluationsRecord
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural
@@ -290,6 +333,22 @@ class Acked(Record):
 
     batch_id: str
     acknowledged: Literal[True]
+
+
+class Checkpointed(Record):
+    """A snapshot that was written."""
+
+    path: str
+    """Where, from the root of the service's machine."""
+    step: Natural
+    bytes: Natural
+    """Of the file."""
+    groups: Natural
+    """Groups in it: admitted and not settled."""
+    samples: Natural
+    seconds: Seconds
+    ack_expired: list[str] = []
+    """Batches whose ack came too late; there only where there are some."""
 
 
 class Accepted(Record):

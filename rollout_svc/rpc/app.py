@@ -17,7 +17,7 @@ from aiohttp import web
 from rollout_svc.rpc.calls import Render, Site
 from rollout_svc.rpc.envelope import Handler, envelope, errors, json_answer
 from rollout_svc.rpc.openapi import describe
-from rollout_svc.rpc.reading import read_body, read_query
+from rollout_svc.rpc.reading import read_body, read_query, wants
 from rollout_svc.rpc.routes import ROUTES, Route
 from rollout_svc.service import RolloutService
 
@@ -66,6 +66,8 @@ def _handler(route: Route) -> Handler:
             given.append(await read_body(request, route.body))
         if route.query is not None:
             given.append(read_query(request, route.query))
+        if route.media is not None:
+            given.append(wants(request, route.media))
         answer = await route.call(request.app[_SITE], *given, *request.match_info.values())
         return answer if isinstance(answer, web.StreamResponse) else json_answer(answer, route.status)
 

@@ -71,7 +71,10 @@ class Figures(Record):
     groups: Natural
     samples: Natural
     reward_mean: float | None
+    """Before any filter: groups that were finished and dropped since the last batch count as well."""
     reward_std: float | None
+    reward_samples: Natural
+    """How many rewards these two are of."""
     response_length_mean: float | None
     response_length_min: Natural | None
     response_length_max: Natural | None
@@ -86,6 +89,8 @@ class Figures(Record):
 class BatchFigures(Figures):
     """Figures of a batch, and of what happened since the one before."""
 
+    max_token_staleness: Natural | None
+    """The bound on tokens that the batch was masked with."""
     aborted: Natural
     continued: Natural
     redone: Natural

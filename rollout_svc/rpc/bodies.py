@@ -12,10 +12,24 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
-from rollout_svc.config import Listed, TrainerConfig, WorkerConfig
+from rollout_svc.config import Listed, SamplingConfig, TrainerConfig, WorkerConfig
+from rollout_svc.evaluations.request import MAX_PROMPTS
 from rollout_svc.gate import LANES, Lane
 
-__all__ = ["Ack", "Batch", "Concurrency", "Pause", "PromptLine", "Prompts", "Resume", "Stuck", "Weights", "Worker"]
+__all__ = [
+    "Ack",
+    "Batch",
+    "Checkpoint",
+    "Concurrency",
+    "Evaluation",
+    "Pause",
+    "PromptLine",
+    "Prompts",
+    "Resume",
+    "Stuck",
+    "Weights",
+    "Worker",
+]
 
 _MOST: Final = 2**63 - 1  # the largest number that every JSON reader of a signed 64 bit integer knows
 DeadlineS = Annotated[float, Field(gt=0, le=86_400)]
@@ -98,6 +112,17 @@ class Ack(Body):
     """Nothing to say."""
 
 
+class Checkpoint(Body):
+    """Where a snapshot goes."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+    """A file on the service's machine: a new one, or a snapshot, which is replaced."""
+    step: Version
+    """Trainer steps done."""
+    ack: Listed[str] = ()
+    """Batches to acknowledge first."""
+
+
 Message = Annotated[
     dict[str, Any],
     WithJsonSchema({"type": "object", "properties": {"role": {"type": "string"}}, "required": ["role"]}),
@@ -130,12 +155,15 @@ class PromptLine(Body):  # it describes and does not check: `producer.lines` doe
     """Top-level keys for the engine's request."""
 
 
+DescribedLine = Annotated[dict[str, Any], WithJsonSchema(PromptLine.model_json_schema())]
+
+
 class Prompts(Body):
     """Prompts for a task."""
 
     task: str
     """The name of the task."""
-    prompts: list[Annotated[dict[str, Any], WithJsonSchema(PromptLine.model_json_schema())]]
+    prompts: list[DescribedLine]
     """One or more."""
 
 
@@ -172,6 +200,27 @@ def _without_defaults(schema: dict[str, Any]) -> None:
     """A key that is not given stays as it is."""
     for field in schema["properties"].values():
         field.pop("default", None)
+
+
+class Sampling(SamplingConfig):
+    """How tokens are drawn; keys that are not given stay as the task has them."""
+
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
+
+
+class Evaluation(Body):
+    """Prompts to be answered and judged beside training."""
+
+    task: str
+    """Whose agent, judger and sampling."""
+    prompts: Annotated[list[DescribedLine], Field(min_length=1, max_length=MAX_PROMPTS)]
+    """Each is answered once."""
+    sampling: Sampling | None = None
+    """Laid over the task's sampling, for this evaluation only."""
+    version: Version | None = None
+    """The weight version it is for; null: the fleet's when it begins."""
+    timeout_s: Annotated[float, Field(ge=0, le=86_400)]
+    """Seconds for all of it."""
 
 
 class Trainer(TrainerConfig):

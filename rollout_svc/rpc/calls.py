@@ -2,27 +2,33 @@
 
 Invariants:
 
-- A call gets what its route names (`routes`), in this order: the body, the query, the names in its path.
+- A call gets what its route names (`routes`), in this order: the body, the query, whether another media type is wanted,
+  the names in its path.
 - It answers with a record, which leaves as JSON with the status of its route, or with a response of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
 from rollout_svc.configfile import REFERENCE
 from rollout_svc.errors import BadRequest, Problem
+from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.envelope import json_answer
 from rollout_svc.rpc.reading import refuse
 from rollout_svc.service import RolloutService
+from rollout_svc.tensors import MEDIA_TYPE
+from rollout_svc.tensors.batch import head, pack, rows
 
 __all__ = ["Render", "Site"]
+
+_PIECE_BYTES: Final = 2**18  # of a large body, handed to the connection at a time
 
 Render = Callable[[], tuple[bytes, str]]
 """Gives the body and the content type of `/metrics`."""
@@ -88,14 +94,31 @@ async def resume(site: Site, body: bodies.Resume) -> Any:
     return await site.service.resume(ticket=body.ticket, weight_version=body.weight_version)
 
 
-async def take_batch(site: Site, body: bodies.Batch) -> web.Response:
+async def take_batch(site: Site, body: bodies.Batch, tensors: bool) -> web.Response:
     """Lease a batch; the same step again gives the same one while it is leased."""
     batch = await site.service.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
+    if tensors:
+        taken, told = rows(batch), head(batch)
+        return _in_pieces([await asyncio.to_thread(pack, taken, told)], MEDIA_TYPE)
     parts: list[bytes] = []
     for part in batch.encoded():
         parts.append(part)
         await asyncio.sleep(0)  # a large batch must not hold the loop
-    return web.Response(body=b"".join(parts), content_type="application/json")
+    return _in_pieces(parts, "application/json")
+
+
+def _in_pieces(parts: Sequence[bytes | memoryview], media: str) -> web.Response:
+    """Answer with a large body: joined, or written at once, it would hold the loop."""
+
+    async def pieces() -> AsyncIterator[memoryview]:
+        for whole in parts:
+            part = memoryview(whole)
+            for start in range(0, len(part), _PIECE_BYTES):
+                yield part[start : start + _PIECE_BYTES]
+                await asyncio.sleep(0)
+
+    headers = {"Content-Length": str(sum(map(len, parts))), "Content-Type": media}
+    return web.Response(body=pieces(), headers=headers)
 
 
 async def ack(site: Site, _body: bodies.Ack, batch_id: str) -> Any:
@@ -108,11 +131,29 @@ async def put_prompts(site: Site, body: bodies.Prompts) -> Any:
     return await site.service.put_prompts(body.task, body.prompts)
 
 
+async def checkpoint(site: Site, body: bodies.Checkpoint) -> Any:
+    """Write a snapshot of everything that must survive; works paused and running."""
+    return await site.service.checkpoint(body.path, body.step, body.ack)
+
+
 async def update_weights(site: Site, body: bodies.Weights) -> Any:
     """Bring every engine to a version; needs a drained or frozen stage, or `pause`."""
     during = None if body.pause is None else _pause_arguments(body.pause)
     source = body.source.model_dump(exclude_none=True)
     return await site.service.update_weights(body.version, source, during)
+
+
+async def evaluate(site: Site, body: bodies.Evaluation) -> web.Response:
+    """Have prompts answered and judged in lane `eval`, under one weight version; a caller that leaves ends it."""
+    given = None if body.sampling is None else body.sampling.model_dump(exclude_unset=True)
+    groups = await site.service.run_evaluation(
+        body.task, body.prompts, sampling=given, version=body.version, timeout_s=body.timeout_s
+    )
+    parts = []
+    for group in groups:
+        parts.append(record_of(group))
+        await asyncio.sleep(0)  # many answers must not hold the loop
+    return web.Response(body=b'{"groups":[' + b",".join(parts) + b"]}", content_type="application/json")
 
 
 async def concurrency(site: Site) -> Any:

@@ -21,6 +21,8 @@ from urllib.parse import quote, urlencode
 
 from rollout_svc.errors import Unreachable
 from rollout_svc.rpc.wire import Wire
+from rollout_svc.tensors import MEDIA_TYPE
+from rollout_svc.tensors.reading import read_batch
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -129,7 +131,9 @@ class RolloutClient:
 
     # -- batches and prompts ---------------------------------------------------------------------------------
 
-    async def take_batch(self, step: int, groups: int, timeout_s: float = 60.0, ack: Ack = "auto") -> Json:
+    async def take_batch(
+        self, step: int, groups: int, timeout_s: float = 60.0, ack: Ack = "auto", *, tensors: bool = False
+    ) -> Json:
         """Lease a batch of finished groups.
 
         Args:
@@ -138,6 +142,8 @@ class RolloutClient:
             timeout_s: how long the service may wait for them.
             ack: `auto` acknowledges the batch taken before; a list, exactly those; None, nothing: acknowledging
                 that batch is then the caller's.
+            tensors: as padded torch tensors under `tensors`, with dtypes and shapes as in `rollout_svc.tensors.batch`;
+                `groups` and `samples` then hold what is in none of them.
 
         Raises:
             NotNow: it cannot be filled in time; `type` is `not_enough`, `paused`, `exhausted` or `failed`.
@@ -146,7 +152,11 @@ class RolloutClient:
         body: Json = {"step": step, "groups": groups, "timeout_s": timeout_s}
         if ids:
             body["ack"] = ids
-        batch = await self._call("POST", "/v1/batches", body, timeout_s=timeout_s + MARGIN_S)
+        if tensors:
+            raw = await self._wire.fetch("POST", "/v1/batches", body, timeout_s + MARGIN_S, MEDIA_TYPE)
+            batch = await asyncio.to_thread(read_batch, raw)  # the first time, torch is imported
+        else:
+            batch = await self._call("POST", "/v1/batches", body, timeout_s=timeout_s + MARGIN_S)
         self._last_batch = (str(batch["batch_id"]), step)
         return batch
 
@@ -166,6 +176,29 @@ class RolloutClient:
         body = {"task": task, "prompts": [dict(prompt) for prompt in prompts]}
         return await self._call("POST", "/v1/prompts", body, timeout_s=CALL_TIMEOUT_S + MARGIN_S)
 
+    async def checkpoint(self, path: str, step: int, *, ack: Ack = "auto") -> Json:
+        """Write a snapshot of everything that must survive, beside the trainer's own; works paused and running.
+
+        Args:
+            path: a file on the service's machine: a new one, or a snapshot, which is replaced.
+            step: trainer steps done.
+            ack: `auto` acknowledges the batch taken before, if it was taken for an earlier step: its work is in the
+                weights that go with the snapshot; a list, exactly those; None, nothing.
+
+        Returns:
+            `path`, `step`, `bytes` of the file, `groups` and `samples` in it, `seconds` it took.
+
+        Raises:
+            Conflict: `no_journal`: the service has no `buffer.path`; `exists`: there is a file, and it is no snapshot.
+            NotNow: `checkpoint_failed`: the disk is full; nothing is left of it.
+        """
+        ids = self._to_ack_before(step) if ack == "auto" else list(ack or ())
+        body: Json = {"path": path, "step": step} | ({"ack": ids} if ids else {})
+        answer = await self._call("POST", "/v1/checkpoints", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
+        if self.unacked in ids:
+            self._last_batch = None
+        return answer
+
     async def evaluate(
         self,
         task: str,
@@ -175,7 +208,18 @@ class RolloutClient:
         version: int | None = None,
         timeout_s: float = 600.0,
     ) -> Json:
-        """Have prompts answered and judged in lane `eval`; returns their groups."""
+        """Have prompts answered and judged in lane `eval`, once each; returns their groups, in order.
+
+        Args:
+            task: whose agent, judger and sampling.
+            prompts: prompt lines, as a file has them.
+            sampling: keys laid over the task's sampling.
+            version: the weight version it is for; None: the fleet's when it begins.
+            timeout_s: seconds for all of it.
+
+        Raises:
+            Conflict: `weight_version`, the fleet is at another, or `version_changed`, it left it meanwhile.
+        """
         body: Json = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
         body |= _given(sampling=sampling, version=version)
         return await self._call("POST", "/v1/evaluations", body, timeout_s=timeout_s + MARGIN_S)
@@ -234,6 +278,9 @@ class RolloutClient:
         if self._last_batch is None or self._last_batch[1] == step:
             return []
         return [self._last_batch[0]]
+
+    def _to_ack_before(self, step: int) -> list[str]:
+        return [self._last_batch[0]] if self._last_batch is not None and self._last_batch[1] < step else []
 
     async def _call(self, method: str, path: str, body: Json | None = None, timeout_s: float = CALL_TIMEOUT_S) -> Json:
         return await self._wire.call(method, path, body, timeout_s)
@@ -320,9 +367,11 @@ class SyncRolloutClient:
         """See `RolloutClient.resume`."""
         return self._run(self._client.resume(ticket, weight_version=weight_version))
 
-    def take_batch(self, step: int, groups: int, timeout_s: float = 60.0, ack: Ack = "auto") -> Json:
+    def take_batch(
+        self, step: int, groups: int, timeout_s: float = 60.0, ack: Ack = "auto", *, tensors: bool = False
+    ) -> Json:
         """See `RolloutClient.take_batch`."""
-        return self._run(self._client.take_batch(step, groups, timeout_s, ack))
+        return self._run(self._client.take_batch(step, groups, timeout_s, ack, tensors=tensors))
 
     def ack(self, batch_id: str) -> Json:
         """See `RolloutClient.ack`."""
@@ -331,6 +380,10 @@ class SyncRolloutClient:
     def put_prompts(self, task: str, prompts: Iterable[Mapping[str, Any]]) -> Json:
         """See `RolloutClient.put_prompts`."""
         return self._run(self._client.put_prompts(task, prompts))
+
+    def checkpoint(self, path: str, step: int, *, ack: Ack = "auto") -> Json:
+        """See `RolloutClient.checkpoint`."""
+        return self._run(self._client.checkpoint(path, step, ack=ack))
 
     def evaluate(self, task: str, prompts: Iterable[Mapping[str, Any]], **arguments: Any) -> Json:
         """See `RolloutClient.evaluate`."""

@@ -131,6 +131,8 @@ def _responses(route: Route, made: Schemas, *, token: bool) -> dict[int, dict[st
             if route.answer is None
             else {"application/json": {"schema": made[route.answer, "serialization"]}}
         )
+        if route.media is not None:
+            content[route.media] = {"schema": {"type": "string", "contentMediaType": route.media}}
         told[status] = {"description": HTTPStatus(status).phrase, "content": content}
     refusals = dict(route.refusals)
     if route.body is not None:

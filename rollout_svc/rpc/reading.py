@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rollout_svc.configfile import problems_of
 from rollout_svc.errors import BadRequest, ConfigError, Problem
 
-__all__ = ["read_body", "read_query", "refuse"]
+__all__ = ["read_body", "read_query", "refuse", "wants"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -38,6 +38,29 @@ def read_query(request: web.Request, model: type[M]) -> M:
     if twice:
         raise refuse(tuple(Problem(key, "given twice") for key in twice))
     return _checked(dict(request.query), model)
+
+
+def wants(request: web.Request, media: str) -> bool:
+    """Whether a caller asks for a media type by name (RFC 9110, 12.5.1), and not rather for JSON."""
+    quality = {"application/json": 0.0, media: 0.0}
+    for header in request.headers.getall("Accept", []):
+        for part in header.split(","):
+            name, *parameters = (word.strip().lower() for word in part.split(";"))
+            if name in quality:
+                quality[name] = max(quality[name], _quality(parameters))
+    return quality[media] > 0 and quality[media] >= quality["application/json"]
+
+
+def _quality(parameters: list[str]) -> float:
+    """The `q` of a part of an Accept header; 1 where there is none, 0 where it is no number."""
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
 
 
 def _checked(data: Any, model: type[M]) -> M:

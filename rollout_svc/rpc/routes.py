@@ -1,7 +1,7 @@
 """The routes of the control API: one table, of which both the application and `/openapi.json` are made.
 
-Invariant: what a route names is what it is given: a body or query that is not named is not read, and a name in braces
-in the path is the last argument of its call.
+Invariant: what a route names is what it is given: a body or query that is not named is not read, one with another media
+type is told whether that is wanted, and a name in braces in the path is the last argument of its call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pydantic import BaseModel
 
 from rollout_svc.rpc import answers, bodies, calls
 from rollout_svc.rpc.batch_answer import BatchRecord
+from rollout_svc.rpc.evaluation_answer import EvaluationRecord
 from rollout_svc.rpc.stuck_answer import StuckRecord
+from rollout_svc.tensors import MEDIA_TYPE
 
 __all__ = ["ROUTES", "Route"]
 
@@ -34,6 +36,7 @@ class Route:
         also: other statuses that come with the same record.
         refusals: types of refusal by status, beside those every such route has.
         guarded: whether it wants the token, where there is one.
+        media: another media type it answers in where the caller asks for that; None: JSON only.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -46,6 +49,7 @@ class Route:
     also: tuple[int, ...] = ()
     refusals: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     guarded: bool = True
+    media: str | None = None
 
 
 _ALIVE: Final = ("failed", "stopping")  # of a 503: refused by a service that is not there any more
@@ -76,6 +80,7 @@ ROUTES: Final = (
     Route(
         *("POST", "/v1/batches", calls.take_batch, BatchRecord),
         body=bodies.Batch,
+        media=MEDIA_TYPE,
         refusals={503: ("not_enough", "paused", "exhausted", "failed", "starting")},
     ),
     Route(
@@ -89,11 +94,25 @@ ROUTES: Final = (
         refusals={404: ("not_found",), 409: ("conflict",), 503: (*_ALIVE, "starting")},
     ),
     Route(
+        *("POST", "/v1/checkpoints", calls.checkpoint, answers.Checkpointed),
+        body=bodies.Checkpoint,
+        refusals={409: ("no_journal", "exists"), 503: (*_ALIVE, "starting", "checkpoint_failed")},
+    ),
+    Route(
         *("POST", "/v1/weights", calls.update_weights, answers.WeightsUpdated),
         body=bodies.Weights,
         refusals={
             409: (*_TICKETS, "frozen", "not_paused", "not_drained", "updating"),
             503: (*_RUNNING, "update_failed"),
+        },
+    ),
+    Route(
+        *("POST", "/v1/evaluations", calls.evaluate, EvaluationRecord),
+        body=bodies.Evaluation,
+        refusals={
+            404: ("not_found",),
+            409: ("weight_version", "version_changed"),
+            503: ("not_enough", "paused", *_RUNNING),
         },
     ),
     Route("GET", "/v1/concurrency", calls.concurrency, answers.Plan, refusals={503: ("starting",)}),

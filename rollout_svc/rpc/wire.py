@@ -77,13 +77,28 @@ class Wire:
         status, raw, retry_after = await self.send(method, path, body, timeout_s)
         return _decode(status, raw, retry_after, f"{method} {path}")
 
-    async def send(self, method: str, path: str, body: Json | None, timeout_s: float) -> tuple[int, bytes, str | None]:
+    async def fetch(self, method: str, path: str, body: Json, timeout_s: float, media: str) -> bytes:
+        """Send one request that is to be answered in another media type than JSON, and return the body of the answer.
+
+        Raises:
+            ServiceError: as `call`.
+        """
+        status, raw, retry_after = await self.send(method, path, body, timeout_s, media)
+        if status not in _SUCCESS:
+            _decode(status, raw, retry_after, f"{method} {path}")
+        return raw
+
+    async def send(
+        self, method: str, path: str, body: Json | None, timeout_s: float, accept: str | None = None
+    ) -> tuple[int, bytes, str | None]:
         """Send one request; returns status, body and the `Retry-After` header."""
         if self._session is None or self._session.closed:
             # Unlimited connections: a pause must not queue behind a take that waits.
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        if accept is not None:
+            headers = {**headers, "Accept": accept}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(

@@ -45,7 +45,8 @@ class Fleet:
     """The fleet's weight version, and admission to it."""
 
     def __init__(self, *, control: Control, initial_version: int, update_timeout_s: float) -> None:
-        self.version = initial_version
+        self.on_version: Callable[[int], None] = lambda _: None
+        self._version = initial_version
         self._initial_version = initial_version
         self.source: Source | None = None
         self._settled = asyncio.Event()
@@ -53,6 +54,16 @@ class Fleet:
         self._control = control
         self._update_timeout_s = update_timeout_s
         self._anyone = False
+
+    @property
+    def version(self) -> int:
+        """Trainer steps whose weights the fleet has."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = version
+        self.on_version(version)
 
     @contextmanager
     def updating(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ import asyncio
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from rollout_svc.engines import StreamReader
 from rollout_svc.gate import Lane
 
 __all__ = ["AbortReason", "CallEnded", "EngineCall"]
@@ -31,6 +32,8 @@ class EngineCall:
         aborts: how often an abort that means it was sent.
         version: the worker's weight version when it was dispatched.
         held_s: seconds it spent frozen, which its time limit does not count.
+        reader: has what came so far, where the answer is streamed.
+        max_tokens: what was asked for.
     """
 
     __slots__ = (
@@ -41,6 +44,8 @@ class EngineCall:
         "epoch",
         "held_s",
         "lane",
+        "max_tokens",
+        "reader",
         "request_id",
         "sample_id",
         "since",
@@ -57,6 +62,8 @@ class EngineCall:
         self.since = since
         self.version = version
         self.held_s = 0.0
+        self.reader: StreamReader | None = None
+        self.max_tokens = 0
         self.cancelled_for: AbortReason | None = None
         self.aborts = 0
         self._task: asyncio.Task[Any] | None = None

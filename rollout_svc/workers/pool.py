@@ -190,7 +190,8 @@ class WorkerPool:
         worker.calls[call.request_id] = call
         worker.tokens += tokens
         self.in_flight[lane] += 1
-        reader = worker.dialect.reader() if worker.stream else None
+        reader = call.reader = worker.dialect.reader() if worker.stream else None
+        call.max_tokens = request.max_tokens
         try:
             completion = await self._exchange(worker, call, request, reader)
             self._check(worker, call, request, completion)
@@ -377,30 +378,40 @@ class WorkerPool:
     # -- slots -----------------------------------------------------------------------------------------------
 
     async def _claim(self, sample: Sample, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
-        """Return a worker with a free slot, in the order of asking; the caller takes the slot before its next await."""
-        loop, called = asyncio.get_running_loop(), False
-        while True:
-            if not self._gate.is_open(lane):
-                self._wake_waiting()  # its turn may be another lane's
-                raise Interrupted("the gate is closed: nothing is dispatched")
-            if called or not self.line:
-                worker = self._router.choose(self.workers, sample.group_id, avoid)
-                if worker is not None:
-                    return worker
-            if not self.active:
-                raise NoWorker("no worker is in traffic")
-            if loop.time() >= deadline:
-                raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
-            if not called:
-                self._wake_waiting()  # nobody waits behind somebody who was not told of a free slot
-            since = deadline - self._request_timeout_s
-            called = await self.line.wait(sample.sample_id, lane, since, deadline, again=called)
+        """Return a worker with a free slot; the caller takes the slot before its next await."""
+        since, called = deadline - self._request_timeout_s, False
+        try:
+            while (worker := self._choose(sample, lane, avoid, deadline, called=called)) is None:
+                called = await self.line.wait(sample.sample_id, lane, since, deadline, again=called)
+        except (Interrupted, NoWorker):
+            if called:
+                self._wake_waiting()  # the slot it was woken for is another's
+            raise
+        return worker
+
+    def _choose(
+        self, sample: Sample, lane: Lane, avoid: frozenset[str], deadline: float, *, called: bool
+    ) -> Worker | None:
+        """A worker with a free slot, if it is this one's turn; raises where there is nothing to wait for."""
+        if not self._gate.is_open(lane):
+            raise Interrupted("the gate is closed: nothing is dispatched")
+        if called or not self.line:
+            worker = self._router.choose(self.workers, sample.group_id, avoid)
+            if worker is not None:
+                return worker
+        if not self.active:
+            raise NoWorker("no worker is in traffic")
+        if asyncio.get_running_loop().time() >= deadline:
+            raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
+        return None
 
     def _wake_waiting(self) -> None:
         """Wake as many as there are free slots; all of them when no worker is left, so that they can say so."""
         if self.line:
-            free = sum(worker.limit - len(worker.calls) for worker in self.workers.values() if worker.accepts)
-            self.line.wake(free if self.active else len(self.line))
+            if self.active:
+                self.line.wake(sum(worker.free for worker in self.workers.values()))
+            else:
+                self.line.wake_all()
 
     def _gate_changed(self, lane: Lane) -> None:
         if not self._gate.is_open(lane):

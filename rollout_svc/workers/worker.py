@@ -4,7 +4,7 @@ Invariants:
 
 - A call is in `calls` from the line that claims its slot to the line that gives it back, and so are its `tokens`;
   nothing else counts.
-- `accepts` is true only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
+- There is a `free` slot only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
 - The state changes in `become` alone, which tells its listener; DRAINING is the last.
 - The incarnation rises when it comes back from DEAD, or is found restarted: what an older one held is gone.
 """
@@ -184,13 +184,18 @@ class Worker:
         return f"<Worker {self.worker_id} {self.state} {len(self.calls)}/{self.limit} v{self.version}>"
 
     @property
-    def accepts(self) -> bool:
-        """Whether a new request may be sent now."""
+    def free(self) -> int:
+        """How many new requests may be sent now."""
         if self.state is not WorkerState.ACTIVE or self.held or self.unsure or self.freeze is not None:
-            return False
+            return 0
         breaker = self.breaker
         limit = self.limit if breaker.state == "closed" or breaker.proved else min(1, self.limit)
-        return len(self.calls) < limit
+        return max(0, limit - len(self.calls))
+
+    @property
+    def accepts(self) -> bool:
+        """Whether one may."""
+        return self.free > 0
 
     @property
     def absent(self) -> bool:

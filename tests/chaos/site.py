@@ -59,6 +59,7 @@ def make_config(urls: list[str], in_flight: int) -> Config:
             "allow_over_concurrency_ratio": 1.0,
             "max_staleness": 1,
         },
+        "producer": {"strategy": "disaggregated"},
         "pause": {"deadline_s": DEADLINE_S, "quarantine_s": 30.0},
     }
     return config_from_mapping(data)

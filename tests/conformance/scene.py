@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -85,6 +85,15 @@ class Scene:
             assert (record["status"], record["finish_reason"]) == ("COMPLETED", "length")
         assert not self.made.of(SampleFailed)
         return records
+
+    def whole_evaluation(self, samples: Sequence[Mapping[str, Any]], prompts: int) -> None:
+        """Check an evaluation's answers: all there, whole, and of the fleet's weights."""
+        assert len(samples) == prompts
+        version = self.made.parts.fleet.version
+        for sample in samples:
+            assert (sample["status"], sample["finish_reason"]) == ("COMPLETED", "length")
+            assert len(sample["response_ids"]) == self.site.sampling["max_tokens"]
+            assert {span["version"] for span in sample["weight_versions"]} == {version}  # P7
 
 
 @asynccontextmanager

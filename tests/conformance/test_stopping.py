@@ -11,13 +11,12 @@ from typing import Final
 
 import pytest
 
-from rollout_svc.config import SamplingConfig, WorkerConfig
+from rollout_svc.config import WorkerConfig
 from rollout_svc.errors import BadRequest, Conflict
 from rollout_svc.workers.worker import WorkerState
 from tests.conformance.scene import scene
 from tests.conformance.site import Site
 from tests.support.fake_sglang import FakeSGLang
-from tests.support.lane import Evaluation
 
 FLAPS: Final = 20
 PROMPT_S: Final = 1.0
@@ -237,23 +236,52 @@ async def test_an_abort_over_a_freeze_takes_effect(site: Site) -> None:
 
 
 async def test_a_lane_is_stopped_by_id(site: Site) -> None:
-    """Training stops, an evaluation on the same engine runs on, starts, and is whole."""  # P15
+    """Training stops, an evaluation on the same engine runs on, another starts, and both are whole."""  # P15
     half = site.slots // 2
     async with scene(site, trainer={"train_batch_size": half}) as on:
-        evaluation = Evaluation(on.made.parts, SamplingConfig(**site.sampling))
-        evaluation.ask(half)
+        first = on.made.start(on.made.evaluate(half))
         await on.made.push(half)
         await site.wait_inside(site.slots)
         report = await on.pause(lanes=("train",))
         assert report.clean
         assert (report.workers["w0"].in_flight, on.made.samples("aborted")) == (half, half)
-        assert not any(task.done() for task in evaluation.tasks)
-        evaluation.ask(1)
+        assert not first.done()
+        second = on.made.start(on.made.evaluate(1))
         site.finish()
-        turns = await evaluation.done()
-        assert [len(turn.ids) for turn in turns] == [site.sampling["max_tokens"]] * (half + 1)
-        assert not evaluation.errors
+        on.whole_evaluation([*await first, *await second], half + 1)
         await on.made.resume()
+        await on.whole(half)
+
+
+async def test_both_lanes_stop_and_go_on(site: Site) -> None:
+    """One pause for both: the engine is idle, and after resume both go on from what they had."""  # P6 P9 P10
+    half = site.slots // 2
+    async with scene(site, trainer={"train_batch_size": half}) as on:
+        evaluating = on.made.start(on.made.evaluate(half))
+        await on.made.push(half)
+        await site.wait_inside(site.slots)
+        report = await on.made.pause(10.0)
+        await on.stopped(report)
+        assert report.workers["w0"].in_flight == 2 * half
+        assert on.made.parts.evaluations.ledger.samples("aborted") == half
+        await on.made.resume()
+        site.finish()
+        on.whole_evaluation(await evaluating, half)
+        await on.whole(half)
+
+
+async def test_an_evaluation_whose_caller_leaves_is_stopped(site: Site) -> None:
+    """Its requests are aborted while training's run on: in the end the engine has theirs only, and they are whole."""
+    half = site.slots // 2
+    async with scene(site, trainer={"train_batch_size": half}) as on:
+        evaluating = on.made.start(on.made.evaluate(half))
+        await on.made.push(half)
+        await site.wait_inside(site.slots)
+        evaluating.cancel()
+        await asyncio.wait({evaluating})
+        assert evaluating.cancelled()  # P14
+        await on.made.until(lambda: on.aborts >= half)
+        assert on.made.parts.pool.in_flight == {"train": half, "eval": 0}
         await on.whole(half)
 
 

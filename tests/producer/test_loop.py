@@ -13,7 +13,15 @@ from typing import Any, cast
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import MemoryStorage, Position
 from rollout_svc.config import TrainerConfig
-from rollout_svc.events import EventBus, GroupAdmitted, GroupFinished, GroupSettled, ProducerWaiting, SampleFailed
+from rollout_svc.events import (
+    EventBus,
+    GroupAdmitted,
+    GroupFinished,
+    GroupSettled,
+    ProducerWaiting,
+    SampleFailed,
+    SourceSkips,
+)
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
@@ -68,10 +76,14 @@ class Silent:
     """A source that has nothing to give, now or ever, and does not say that it ends."""
 
     exhausted = False
+    skips = 0
     position = Position(0)
 
     def __init__(self) -> None:
         self.closed = False
+
+    def restore(self, position: Position) -> None:
+        """It stands nowhere."""
 
     def open(self, wake: Callable[[], None]) -> None:
         """Never wakes anybody."""
@@ -79,10 +91,13 @@ class Silent:
     def close(self) -> None:
         self.closed = True
 
+    def as_json(self) -> dict[str, Any]:
+        return {}
+
     def peek(self) -> PromptLine | None:
         return None
 
-    def advance(self) -> None:
+    def advance(self) -> Position:
         raise AssertionError("there was nothing to use up")
 
 
@@ -105,7 +120,7 @@ class Stand:
         self.ledger, self.tally = Ledger(), Tally()
         self.runs = Runs(self.bus)
         self.events: list[Any] = []
-        for kind in (ProducerWaiting, SampleFailed, GroupAdmitted, GroupSettled):
+        for kind in (ProducerWaiting, SampleFailed, GroupAdmitted, GroupSettled, SourceSkips):
             self.bus.subscribe(kind, self.events.append)
         storage = MemoryStorage()
         runtime = cast("TaskRuntime", SimpleNamespace(weight=1.0, max_groups=None))
@@ -251,3 +266,13 @@ async def test_a_line_with_a_problem_is_admitted_and_failed() -> None:
         assert (made.tally.failed, made.tally.settled) == ({"bad_prompt": 1}, {"failed:bad_prompt": 1})
         assert [group.prompt.prompt_id for _, group in made.runs.started] == ["p0"]
         assert made.ledger.groups("failed") == 1
+
+
+@virtual
+async def test_a_source_that_reads_again_is_told() -> None:
+    """A source that gets to its position by reading says how much it reads once more; the others say nothing."""
+    far = Silent()
+    far.skips = 7
+    async with stand(far=far, near=Silent()) as made:
+        await soon(20)
+        assert made.of(SourceSkips) == [SourceSkips("far", 7)]

@@ -261,6 +261,6 @@ def test_a_file_of_conversations_is_refused_at_the_setting_to_blame(tmp_path: Pa
 
 def test_a_reader_never_opened_can_be_closed() -> None:
     """Closing is safe before the start, and shows what was read."""
-    source = ReadAhead("r", iter([PromptLine("a")]), first=1)
+    source = ReadAhead("r", iter([(PromptLine("a"), None)]), first=1)
     source.close()
     assert "ahead=1" in repr(source)

@@ -10,7 +10,7 @@ import pytest
 from rollout_svc.agent import AgentContext, OnPause
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import MemoryStorage
-from rollout_svc.config import SamplingConfig
+from rollout_svc.config import SamplingConfig, TrajectoriesConfig
 from rollout_svc.errors import Interrupted, NoWorker, RolloutError, WorkerFailure
 from rollout_svc.events import EventBus
 from rollout_svc.gate import LANES, Gate
@@ -27,6 +27,7 @@ from rollout_svc.sample import Sample, SampleStatus
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.tokens import TextCodec
+from rollout_svc.trajectories import Trajectories
 from tests.support.caller import Caller, Step, answer
 from tests.support.groups import make_group
 from tests.support.virtual import soon, virtual
@@ -69,6 +70,7 @@ class Stage:
                 codec=TextCodec(None),
                 tally=self.tally,
                 settling=Settling(tally=self.tally, bus=bus, storage=storage),
+                trajectories=Trajectories(TrajectoriesConfig(), bus=bus),
                 max_attempts=2,
             ),
             buffer=self.buffer,

@@ -63,6 +63,7 @@ SMALL: Final = {"train_batch_size": 8, "prompt_repeat_k": 2, "groups": 8, "max_b
 COSTLY: Final[dict[str, type[BaseModel]]] = {
     "/v1/pause": bodies.Pause,
     "/v1/batches": bodies.Batch,
+    "/v1/evaluations": bodies.Evaluation,
     "/v1/weights": bodies.Weights,
     "/v1/concurrency": bodies.Concurrency,
     "/v1/workers": bodies.Worker,
@@ -157,7 +158,7 @@ def _shrink(path: str, body: Any) -> None:
         return
     if path == "/v1/workers":
         body["url"] = f"http://127.0.0.1:{FIRST_PORT + len(body['url']) % 4}"
-    if path in {"/v1/pause", "/v1/batches"}:
+    if path in {"/v1/pause", "/v1/batches", "/v1/evaluations"}:
         key = "deadline_s" if path == "/v1/pause" else "timeout_s"
         body[key] = min(body.get(key) or PATIENCE_S, PATIENCE_S)
     if path == "/v1/weights" and body.get("pause"):

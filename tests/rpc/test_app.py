@@ -25,7 +25,7 @@ CALLS = (
     *(("GET", "/v1/status"), ("POST", "/v1/pause"), ("POST", "/v1/resume"), ("POST", "/v1/batches")),
     *(("POST", "/v1/batches/x/ack"), ("POST", "/v1/prompts"), ("POST", "/v1/weights"), ("GET", "/v1/concurrency")),
     *(("PUT", "/v1/concurrency"), ("GET", "/v1/workers"), ("POST", "/v1/workers"), ("DELETE", "/v1/workers/w0")),
-    *(("GET", "/metrics"), ("GET", "/v1/stuck")),
+    *(("GET", "/metrics"), ("GET", "/v1/stuck"), ("POST", "/v1/checkpoints")),
 )
 """Every call but the two that are open."""
 BEYOND_A_SCHEMA = {
@@ -47,6 +47,13 @@ async def call() -> AsyncIterator[Caller]:
         engine.answer = lambda _: Reply(tokens=2)
         async with api(engine) as caller:
             yield caller
+
+
+async def test_a_checkpoint_without_a_journal_is_refused(call: Caller, tmp_path: Path) -> None:
+    """Where nothing survives the answer names the setting."""
+    target = tmp_path / "snapshot.db"
+    body = {"path": str(target), "step": 0}
+    assert (await call.refused("POST", "/v1/checkpoints", body))[:2] == (409, "no_journal")
 
 
 async def test_the_whole_loop_over_http(call: Caller, tmp_path: Path) -> None:
@@ -152,6 +159,8 @@ async def test_what_is_not_there(call: Caller) -> None:
         ("PUT", "/v1/concurrency", {"trainer": {"batch": 8}}, "trainer.batch"),
         ("PUT", "/v1/concurrency", {"limits": {"w0": 0}}, "limits.w0"),
         ("PUT", "/v1/concurrency", {"limits": {"w7": 1}}, "limits.w7"),
+        ("POST", "/v1/checkpoints", {"path": "", "step": 1}, "path"),
+        ("POST", "/v1/checkpoints", {"path": "/s.db", "step": -1}, "step"),
         ("POST", "/v1/workers", {}, ""),
         ("POST", "/v1/workers", {"launch": {"command": ["true", "{port}"]}}, "launch"),
         ("POST", "/v1/workers", {"launch": {"command": ["true"]}}, "launch.command"),

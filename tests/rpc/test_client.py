@@ -65,6 +65,8 @@ async def test_every_call_is_spelled_as_in_the_contract(stub: Stub) -> None:
         await client.take_batch(5, 2, timeout_s=1.5)
         await client.ack("b/1")
         await client.put_prompts("sort", [{"input_ids": [1]}])
+        await client.checkpoint("/s.db", 6)
+        await client.checkpoint("/s.db", 6, ack=["b1"])
         await client.evaluate("sort", [{"input_ids": [1]}], sampling={"top_k": 1}, version=2, timeout_s=3)
         await client.update_weights(8, {"kind": "disk", "path": "/w"}, pause={"deadline_s": 1})
         await client.update_weights(9, {"kind": "external"})
@@ -88,6 +90,8 @@ async def test_every_call_is_spelled_as_in_the_contract(stub: Stub) -> None:
         ("POST", "/v1/batches", {"step": 5, "groups": 2, "timeout_s": 1.5}),
         ("POST", "/v1/batches/b/1/ack", {}),
         ("POST", "/v1/prompts", {"task": "sort", "prompts": [{"input_ids": [1]}]}),
+        ("POST", "/v1/checkpoints", {"path": "/s.db", "step": 6, "ack": ["b1"]}),
+        ("POST", "/v1/checkpoints", {"path": "/s.db", "step": 6, "ack": ["b1"]}),
         (
             "POST",
             "/v1/evaluations",
@@ -112,6 +116,25 @@ async def test_the_previous_batch_is_acked_with_the_next_take(stub: Stub) -> Non
             await client.take_batch(step, 1)
         assert client.unacked == "b3"
     assert [body.get("ack") for body in stub.bodies("/v1/batches")] == [None, ["b1"], ["b2"]]
+
+
+async def test_a_checkpoint_acks_what_is_in_its_weights(stub: Stub) -> None:
+    """A batch of an earlier step is acknowledged with the checkpoint, once; one of the same step is not."""
+    async with RolloutClient(stub.url) as client:
+        await client.take_batch(3, 1)
+        await client.checkpoint("/s.db", 3)
+        stub.refuse("/v1/checkpoints", 503, "checkpoint_failed")
+        with pytest.raises(NotNow):
+            await client.checkpoint("/s.db", 4)
+        del stub.answers["/v1/checkpoints"]
+        await client.checkpoint("/s.db", 4)
+        unacked = [client.unacked]
+        await client.checkpoint("/s.db", 5)
+        await client.take_batch(5, 1)
+        await client.checkpoint("/s.db", 6, ack=None)
+        unacked.append(client.unacked)
+    assert unacked == [None, "b2"]
+    assert [body.get("ack") for body in stub.bodies("/v1/checkpoints")] == [None, ["b1"], ["b1"], None, None]
 
 
 async def test_a_take_that_fails_acks_nothing_for_good(stub: Stub) -> None:

@@ -9,7 +9,6 @@ import pytest
 from rollout_svc.errors import Conflict
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_sglang import FakeSGLang, Hang, Status
-from tests.support.lane import Evaluation
 from tests.support.stage import stage
 
 THAW = "/continue_generation"
@@ -19,8 +18,7 @@ TWO = {"train_batch_size": 2}
 async def test_a_stronger_pause_ends_what_a_later_weaker_one_froze() -> None:
     """A lane that was closed by `keep` is aborted when asked, although another lane had been aborted before."""  # P9
     async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
-        evaluation = Evaluation(made.parts)
-        evaluation.ask(1)
+        evaluating = made.start(made.evaluate(1))
         await engine.wait_running(2)
         await made.pause(2.0, lanes=("train",))
         await made.pause(2.0, mode="keep")
@@ -31,7 +29,7 @@ async def test_a_stronger_pause_ends_what_a_later_weaker_one_froze() -> None:
         await made.resume()
         await engine.wait_running(2)
         engine.release(tokens=[1])
-        await evaluation.done()
+        await evaluating
 
 
 async def test_a_lane_that_joins_a_wait_late_may_finish_too() -> None:
@@ -39,8 +37,7 @@ async def test_a_lane_that_joins_a_wait_late_may_finish_too() -> None:
     async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
         engine.lose_aborts = True
         await engine.wait_running(1)
-        evaluation = Evaluation(made.parts)
-        evaluation.ask(2)
+        evaluating = made.start(made.evaluate(2))
         await engine.wait_running(3)
         train, whole, cut = engine.calls("running")
         first = made.start(made.pause(4.0, mode="wait", lanes=("train",)))
@@ -49,7 +46,7 @@ async def test_a_lane_that_joins_a_wait_late_may_finish_too() -> None:
         await made.until(lambda: not made.parts.gate.is_open("eval"))
         assert made.parts.gate.epoch("eval") == 0
         engine.release(whole, tokens=[1])
-        await made.until(lambda: len(evaluation.answers) == 1)
+        await made.until(lambda: made.parts.evaluations.ledger.groups("ready") == 1)
         engine.lose_aborts = False
         report = await second
         assert await first is report
@@ -58,7 +55,8 @@ async def test_a_lane_that_joins_a_wait_late_may_finish_too() -> None:
         await made.resume()
         await engine.wait_running(2)
         engine.release(tokens=[2])
-        await evaluation.done()
+        first_answer, second_answer = await evaluating
+        assert sorted((first_answer["response_ids"][-1], second_answer["response_ids"][-1])) == [1, 2]
 
 
 async def test_what_is_asked_during_an_attempt_is_done_after_it() -> None:

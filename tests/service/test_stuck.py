@@ -16,7 +16,6 @@ from rollout_svc.errors import BadRequest, NotNow
 from rollout_svc.stuck import MOST_CHAINS, MOST_LISTED
 from tests.support.bell import WAIT_S
 from tests.support.fake_sglang import FakeSGLang, Reply, Status
-from tests.support.lane import Evaluation
 from tests.support.stage import Stage, stage
 from tests.support.stores import Store
 
@@ -70,15 +69,19 @@ async def test_frozen_by_a_pause() -> None:
 
 
 async def test_the_other_lane_is_listed_too() -> None:
-    """Requests that belong to no group of the buffer are found where they are, with their lane."""  # P22
+    """An evaluation's samples are found where they are, with their lane; so is what of it waits for a lane."""  # P22
     async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
-        evaluation = Evaluation(made.parts)
-        evaluation.ask(1)
+        evaluating = made.start(made.evaluate(1))
         await engine.wait_running(1)
         sample = await the_one(made, "generating")
-        assert (sample["lane"], sample["worker"]) == ("eval", "w0")
+        assert (sample["lane"], sample["task"], sample["worker"]) == ("eval", "t", "w0")
+        await made.pause(2.0, lanes=("eval",))
+        [group] = made.service.stuck(0.0)["groups"]
+        assert (group["lane"], group["where"], group["reason"]) == ("eval", "buffered", "gate_closed")
+        await made.resume()
+        await engine.wait_running(1)
         engine.release(tokens=1)
-        await evaluation.done()
+        await evaluating
 
 
 async def test_queued_for_a_slot() -> None:

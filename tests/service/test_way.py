@@ -20,10 +20,11 @@ GROUP_KEYS = {"group_id", "task", "prompt", "samples"}
 BATCH_KEYS = {"batch_id", "step", "groups", "metrics"}
 FIGURES = {
     *("groups", "samples", "reward_mean", "reward_std", "response_length_mean", "response_length_min"),
+    "reward_samples",
     *("response_length_max", "staleness", "mixed_versions", "masked_tokens"),
 }
 METRICS_KEYS = FIGURES | {
-    *("aborted", "continued", "redone", "failed", "settled", "wait_s", "pause_s", "tasks"),
+    *("aborted", "continued", "redone", "failed", "settled", "wait_s", "pause_s", "tasks", "max_token_staleness"),
 }
 STATUS_KEYS = {
     *("state", "ticket", "weight_version", "lanes", "workers", "buffer", "ledger", "plan", "rss_bytes"),
@@ -35,7 +36,7 @@ ACCOUNTS = {
     *("admitted", "queued", "in_flight", "aborted", "ready", "leased", "consumed", "filtered", "expired", "failed"),
 }
 BEYOND_SAMPLE = {"reward_parts"}
-BEYOND_STATUS = {"producer"}
+BEYOND_STATUS = {"producer", "evaluations", "trajectories"}
 BEYOND_WORKER = {
     *("tokens_in_flight", "incarnation", "frozen", "reason", "weight_version", "engine_version", "model"),
     "process",

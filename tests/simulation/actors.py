@@ -13,12 +13,8 @@ from collections.abc import Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from rollout_svc.config import SamplingConfig
-from rollout_svc.errors import Interrupted, SampleFailure, ServiceError, WorkerFailure
+from rollout_svc.errors import ServiceError
 from rollout_svc.gate import LANES, Lane
-from rollout_svc.group import Group
-from rollout_svc.ledger import Ledger
-from rollout_svc.prompt import Prompt
 from tests.simulation.journal import check_record
 from tests.simulation.life import Gone
 from tests.simulation.pausing import cancelled_after, pause, resume
@@ -31,6 +27,7 @@ __all__ = ["evaluate", "operate", "train"]
 
 _LANES: Final[tuple[tuple[Lane, ...], ...]] = (LANES, LANES, LANES, ("train",), ("eval",))
 _DEADLINES: Final = (0.02, 0.1, 0.5, 1.0, 3.0)
+_LATE_S: Final = 3 / 512  # by which an answer may be late: the loop's own grain
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------
@@ -68,13 +65,15 @@ async def _round(history: History, rng: Random, *, brings_weights: bool) -> None
 
 
 def _check_batch(history: History, batch: dict[str, Any], step: int) -> None:
-    world, bound = history.world, history.shape.config.trainer.max_staleness
+    trainer = history.shape.config.trainer
+    world, bound, masked = history.world, trainer.max_staleness, trainer.max_token_staleness
+    oldest = None if masked is None else batch["step"] - masked
     for group in batch["groups"]:
         size = len(group["samples"])
         world.require(size == history.shape.group_size, "P2", f"{group['group_id']} came with {size} samples")
         world.require(group["group_id"] in world.journal, "P31", f"{group['group_id']} is leased, not durable")
         for sample in group["samples"]:
-            check_record(world, sample)
+            check_record(world, sample, oldest)
             for span in sample["weight_versions"]:
                 fresh = span["version"] is not None and batch["step"] - span["version"] <= bound
                 world.require(fresh, "P32", f"{sample['sample_id']} has {span} at step {step}")
@@ -223,25 +222,56 @@ async def _old_ticket(history: History, rng: Random) -> None:
 
 
 async def evaluate(history: History) -> None:
-    """Keep a few requests of lane `eval` running."""
+    """Have a few prompts evaluated, again and again."""
     world, rng = history.world, Random(f"{history.world.seed}:evaluator")
-    ledger, sampling = Ledger(), SamplingConfig(max_tokens=world.life.max_tokens)
-    for number in range(1_000_000):
-        if world.faults.healed:
-            return
+    while not world.faults.healed:
         await history.alive.wait()
         await asyncio.sleep(rng.uniform(0.05, 0.4))
-        prompt = Prompt(f"eval{number}", "eval", [800 + number % 90, 7])
-        group = Group(group_id=f"{number:032x}", prompt=prompt, size=1, lane="eval", ledger=ledger, now=world.now)
-        life, sample = world.life, group.samples[0]
-
-        def ask(life: Any = life, sample: Any = sample, prompt: Prompt = prompt) -> Coroutine[Any, Any, Any]:
-            answer: Coroutine[Any, Any, Any] = life.parts.pool.generate(
-                sample, prompt, "eval", prompt.input_ids, sampling.max_tokens, sampling
-            )
-            return answer
-
         try:
-            await life.call("eval", ask)
-        except (Gone, Interrupted, WorkerFailure, SampleFailure) as error:
-            world.say("evaluator", "meets", type(error).__name__, str(error)[:80])
+            await _evaluation(history, rng)
+        except (Gone, ServiceError) as error:
+            world.say("evaluator", "meets", type(error).__name__, str(error)[:100])
+
+
+async def _evaluation(history: History, rng: Random) -> None:
+    """Ask for one, of the fleet's weights or of others; a few callers leave."""
+    world, life = history.world, history.world.life
+    lines = [{"id": f"eval{n}", "input_ids": [800 + rng.randrange(90), 7]} for n in range(rng.randint(1, 5))]
+    version, timeout_s = rng.choice((None, None, 0, 1)), rng.choice((0.1, 1.0, 3.0, 8.0))
+    wanted = None if version is None else life.parts.fleet.version + version
+    how = {"sampling": {"max_tokens": life.max_tokens}, "version": wanted, "timeout_s": timeout_s}
+    task = rng.choice(history.shape.tasks)
+
+    async def work() -> dict[str, Any]:
+        began = world.now
+        try:
+            answer = await life.service.evaluate(task, lines, **how)
+        finally:
+            took = world.now - began
+            world.require(took <= timeout_s + _LATE_S, "P8", f"an evaluation of {timeout_s:g} s took {took:.4f} s")
+        _check_evaluation(history, answer, lines, wanted)
+        return answer
+
+    call = life.call("evaluate", work)
+    if world.faults.draw(("caller_cancelled",)):
+        await _left(history, call, rng)
+    else:
+        await call
+
+
+def _check_evaluation(history: History, answer: dict[str, Any], lines: list[Any], wanted: int | None) -> None:
+    """Every prompt has its answer, of one version, and training has nothing of it."""
+    world, found = history.world, set()
+    ids = [group["prompt"]["id"] for group in answer["groups"]]
+    world.require(ids == [line["id"] for line in lines], "P1", f"{ids} are answered, {lines} were asked for")
+    for group in answer["groups"]:
+        world.require(group["group_id"] not in world.journal, "P28", f"{group['group_id']} is in the journal")
+        [sample] = group["samples"]
+        if sample["status"] == "FAILED":
+            nothing = sample["reward"] is None and not sample["response_ids"]
+            world.require(nothing, "P2", f"{sample['sample_id']} failed, it has {sample}")
+            continue
+        check_record(world, sample)
+        found |= {span["version"] for span in sample["weight_versions"]}
+    one = len(found) <= 1 and None not in found and (wanted is None or found <= {wanted})
+    world.require(one, "P7", f"an evaluation of version {wanted} came with tokens of {found}")

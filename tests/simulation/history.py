@@ -197,6 +197,8 @@ class History:
     async def _stop(self) -> None:
         world, life = self.world, self.world.life
         self.invariants[-1].recount()
+        evaluations = life.parts.evaluations
+        world.require(not evaluations.ledger.unsettled_groups, "hang", f"evaluations are left: {evaluations}")
         began = world.now
         await life.call("stop", life.service.stop)
         took, bound = world.now - began, life.config.pause.deadline_s + _STOP_S

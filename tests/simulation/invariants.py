@@ -12,6 +12,8 @@ from rollout_svc.events import (
     BatchAcked,
     BatchTaken,
     ComponentDied,
+    EvaluationFinished,
+    EvaluationStarted,
     Event,
     GroupAdmitted,
     GroupFinished,
@@ -21,6 +23,7 @@ from rollout_svc.events import (
     PauseFinished,
     PauseStarted,
     ProducerWaiting,
+    RequestAborted,
     RequestRetried,
     Resumed,
     RungReached,
@@ -28,9 +31,9 @@ from rollout_svc.events import (
     WeightsUpdated,
     WorkerChanged,
 )
-from rollout_svc.gate import Lane, Mode
+from rollout_svc.gate import LANES, Lane, Mode
 from rollout_svc.judging import JudgeCall
-from rollout_svc.ledger import SETTLED, Account
+from rollout_svc.ledger import SETTLED, Account, Ledger
 
 if TYPE_CHECKING:
     from rollout_svc.assembly import Parts
@@ -56,6 +59,8 @@ _TOLD: Final = (
     RequestRetried,
     WorkerChanged,
     WeightsUpdated,
+    EvaluationStarted,
+    EvaluationFinished,
 )
 
 
@@ -73,16 +78,18 @@ class Invariants:
         self._turns = 0
         self._parts: Parts | None = None
         self._groups: _Book
-        self._samples: _Book
+        self._guests: _Book  # groups of lane eval
+        self._books: tuple[_Book, ...] = ()
         self._kept: dict[str, bytes | None] = {}
         self._modes: dict[Lane, Mode | None] = {}
-        self._closed_at = 0.0  # lane train
+        self._closed_at: dict[Lane, float] = dict.fromkeys(LANES, 0.0)
         self._judging: dict[Lane, frozenset[JudgeCall]] = {}
         for kind in _TOLD:
             life.bus.subscribe(kind, self._tell)
         life.bus.subscribe(GroupAdmitted, self._admitted)
         life.bus.subscribe(GroupFinished, self._finished)
         life.bus.subscribe(SampleFailed, self._failed)
+        life.bus.subscribe(RequestAborted, self._aborted)
         life.bus.subscribe(PauseStarted, self._pause_started)
         life.bus.subscribe(RungReached, self._rung)
         life.bus.subscribe(PauseFinished, self._pause_finished)
@@ -92,7 +99,9 @@ class Invariants:
     def begin(self) -> None:
         """The service has its parts: watch its gate and its ledger."""
         self._parts = self._life.parts
-        self._groups, self._samples = self._parts.ledger._groups, self._parts.ledger._samples
+        train, evaluated = self._parts.ledger, self._parts.evaluations.ledger
+        self._groups, self._guests = train._groups, evaluated._groups
+        self._books = (train._groups, train._samples, evaluated._groups, evaluated._samples)
         self._life.parts.gate.subscribe(self._gate_changed)
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -109,6 +118,28 @@ class Invariants:
         self._world.say("service", "admits", event.group_id[-6:], event.task)
         self._world.require(bool(parts.pool.active), "P18", f"{event} although no worker is in traffic")
         self._world.require(parts.gate.is_open("train"), "P9", f"{event} while the gate is closed")
+        self._world.require(
+            not parts.buffer.full, "bytes", f"{event} although the buffer is full: {parts.buffer.bytes}"
+        )
+        limit = next(task.max_groups for task in self._life.config.tasks if task.name == event.task)
+        held = parts.producer.mixture.unsettled(event.task)
+        self._world.require(limit is None or held <= limit, "P33", f"{event}: {held} groups of {limit}")
+        self._check_window(event)
+
+    def _check_window(self, event: GroupAdmitted) -> None:
+        """At a batch a step, every group that is out, this one included, is handed over within the bound."""
+        parts, trainer = self._life.parts, self._life.config.trainer
+        demand, tail = parts.batches.demand, parts.producer.tail
+        waiting = {group.group_id for group in tail.groups()}
+        oldest = demand.next_step - trainer.max_staleness
+        out = 1 + sum(
+            group.account != "leased" and group.group_id not in waiting
+            for group in self.groups()
+            if group.account != "ready" or group.oldest >= oldest
+        )
+        turn = demand.next_step + (out - 1) // max(trainer.train_batch_size, demand.asked)
+        late = turn - demand.version > trainer.max_staleness
+        self._world.require(not late or trainer.max_staleness == 0, "P32", f"{event} is the {out}th at {demand}")
 
     def _finished(self, event: GroupFinished) -> None:
         known = event.group_id in self._world.journal
@@ -119,6 +150,11 @@ class Invariants:
         if not event.reason.startswith("judge"):
             self._life.witness.failed(event.sample_id)
         self._world.require(event.reason != "internal", "bug", event.message)
+
+    def _aborted(self, event: RequestAborted) -> None:
+        if event.reason == "pause":
+            lane, closed = self._life.lane(event.sample_id), self.lanes
+            self._world.require(lane in closed, "P15", f"{event} by a pause of {sorted(closed)}")
 
     def _pause_started(self, event: PauseStarted) -> None:
         self._world.say("service", "pauses", event.ticket, event.mode, event.lanes, round(event.deadline_s, 4))
@@ -139,8 +175,10 @@ class Invariants:
             self._check_retries()
         if event.name == "http" and climb is not None:
             self._life.wire_log.check_survivors(climb)
-        if event.name == "judges" and climb is not None and "train" in climb.lanes:
+        if event.name == "judges" and climb is not None:
             for call in self._life.parts.judging.calls:
+                if call.lane not in climb.lanes:
+                    continue
                 for verdict in reversed(self._world.verdicts):
                     if not verdict.done and call.sample_ids[0] in verdict.ids and not call.outcome.done():
                         verdict.void = True
@@ -151,8 +189,9 @@ class Invariants:
         parts = self._life.parts
         for sample_id, wait in parts.pool.line.waits.items():
             sample = self._life.sample(sample_id)
-            if wait.where == "retrying" and sample is not None and not parts.gate.is_open("train"):
-                asleep_s = self._world.now - max(wait.since, self._closed_at)
+            lane = self._life.lane(sample_id)
+            if wait.where == "retrying" and sample is not None and not parts.gate.is_open(lane):
+                asleep_s = self._world.now - max(wait.since, self._closed_at[lane])
                 self._world.require(asleep_s < _WOKEN_S, "P20", f"{sample} sleeps before its next try, while closed")
 
     def _pause_finished(self, event: PauseFinished) -> None:
@@ -176,8 +215,8 @@ class Invariants:
     def _gate_changed(self, lane: Lane) -> None:
         mode = self._life.parts.gate.mode(lane)
         before, self._modes[lane] = self._modes.get(lane), mode
-        if before is None and lane == "train":
-            self._closed_at = self._world.now
+        if before is None:
+            self._closed_at[lane] = self._world.now
         if mode is None or (mode == "wait" and before != mode):  # a wait is for what runs, judges included
             self._judging.pop(lane, None)
         else:
@@ -196,18 +235,17 @@ class Invariants:
         if witness.touched or witness.touched_invalid:
             witness.after_turn()
         groups, buffer = self._groups.counts, parts.buffer
+        for book in self._books:
+            if sum(book.counts.values()) != book.admitted:
+                self._world.breaks("P1", f"{book.unit} do not balance: {book.as_json()}")
+        guests = self._guests.counts["in_flight"]
         if (
-            sum(groups.values()) != self._groups.admitted
-            or sum(self._samples.counts.values()) != self._samples.admitted
-        ):
-            self._world.breaks("P1", f"the ledger does not balance: {parts.ledger.as_json()}")
-        if (
-            len(parts.rollouts._runs) != groups["in_flight"]
+            len(parts.rollouts._runs) - guests != groups["in_flight"]
             or len(buffer._unfinished) != groups["aborted"]
             or len(buffer._ready) != groups["ready"]
             or groups["queued"]
         ):
-            found = (len(parts.rollouts._runs), buffer.unfinished, buffer.ready)
+            found = (len(parts.rollouts._runs) - guests, buffer.unfinished, buffer.ready)
             self._world.breaks("P1", f"runs, unfinished, ready are {found}, counted {groups}")
         if self._judging:
             self._check_judges()
@@ -222,10 +260,10 @@ class Invariants:
                 self._world.breaks("P13", f"a judge of {call.sample_ids} starts while lane {call.lane} is closed")
 
     def groups(self) -> list[Group]:
-        """Every group the service holds."""
+        """Every group of training that the service holds."""
         parts = self._life.parts
         leased = [group for lease in parts.buffer.leases for group in lease.groups]
-        runs = [run.group for run in parts.rollouts._runs.values()]
+        runs = [run.group for run in parts.rollouts._runs.values() if run.host is None]
         return [*runs, *parts.buffer._unfinished.values(), *parts.buffer.ready_groups(), *leased]
 
     def recount(self) -> None:
@@ -234,20 +272,21 @@ class Invariants:
         groups = self.groups()
         ids = [group.group_id for group in groups]
         require(len(ids) == len(set(ids)), "P1", f"a group is in two places: {sorted(ids)}")
-        held = sum(n for account, n in parts.ledger._groups.counts.items() if account not in SETTLED)
-        require(len(groups) == held, "P1", f"{len(groups)} groups are held, the ledger has {held}")
-        samples: dict[Account, int] = {}
-        for group in groups:
-            for sample in group.samples:
-                samples[sample.account] = samples.get(sample.account, 0) + 1
-                self._check_kept(sample)
-        counted = {a: n for a, n in parts.ledger._samples.counts.items() if n and a not in SETTLED}
-        require(samples == counted, "P1", f"samples are {samples}, counted {counted}")
+        strangers = [group for group in groups if group.lane != "train"]
+        require(not strangers, "P1", f"training has groups of another lane: {strangers}")
+        evaluated = [g for e in parts.evaluations._open.values() for g in e.groups if not g.settled]
+        self._recount(parts.ledger, groups)
+        self._recount(parts.evaluations.ledger, evaluated)
+        generating = sum(e.generating for e in parts.evaluations._open.values())
+        within = generating <= self._life.config.evaluation.max_in_flight
+        require(within, "P1", f"{generating} evaluations generate at once")
         require(
             parts.ledger.unsettled_groups <= self._life.service.fleet.plan.max_groups,
             "P1",
             f"{parts.ledger.unsettled_groups} groups are admitted and not consumed",
         )
+        finished = sum(group.payload_bytes for group in groups if group.account in ("ready", "leased"))
+        require(parts.buffer.bytes == finished, "bytes", f"{finished} are held, {parts.buffer.bytes} counted")
         in_flight = dict.fromkeys(parts.pool.in_flight, 0)
         for worker in parts.pool.workers.values():
             for call in worker.calls.values():
@@ -255,6 +294,18 @@ class Invariants:
         require(in_flight == parts.pool.in_flight, "P1", f"calls are {in_flight}, counted {parts.pool.in_flight}")
         for worker in parts.pool.workers.values():
             require(bool(worker.tokens) == bool(worker.calls), "routing", f"{worker} has {worker.tokens} tokens")
+
+    def _recount(self, ledger: Ledger, groups: list[Group]) -> None:
+        require = self._world.require
+        held = sum(n for account, n in ledger._groups.counts.items() if account not in SETTLED)
+        require(len(groups) == held, "P1", f"{len(groups)} groups are held, the ledger has {held}")
+        samples: dict[Account, int] = {}
+        for group in groups:
+            for sample in group.samples:
+                samples[sample.account] = samples.get(sample.account, 0) + 1
+                self._check_kept(sample)
+        counted = {a: n for a, n in ledger._samples.counts.items() if n and a not in SETTLED}
+        require(samples == counted, "P1", f"samples are {samples}, counted {counted}")
 
     def _check_kept(self, sample: Sample) -> None:
         """A completed member stays as it is, whatever becomes of its siblings."""

@@ -33,6 +33,7 @@ class SimStorage(MemoryStorage):
 
     async def save(self, group: Group) -> None:
         """Make a group durable."""
+        self._world.require(group.lane == "train", "P28", f"{group} of lane {group.lane} is written")
         self._life.saving[group.group_id] = group
         try:
             await self._save(group)
@@ -67,8 +68,11 @@ class SimStorage(MemoryStorage):
         """Nothing to close."""
 
 
-def check_record(world: World, record: dict[str, object]) -> None:
-    """Compare a finished sample's record with what engines and judges really did."""
+def check_record(world: World, record: dict[str, object], oldest: int | None = None) -> None:
+    """Compare a finished sample's record with what engines and judges really did.
+
+    With `oldest` it is as it is handed over: tokens of older weights have to be masked.
+    """
     name, require = record["sample_id"], world.require
     prompt, response, reward = record["prompt_ids"], record["response_ids"], record["reward"]
     assert isinstance(prompt, list)
@@ -95,4 +99,8 @@ def check_record(world: World, record: dict[str, object]) -> None:
             world.breaks("P7", f"{name}: token {place} was made by {made_by}, it is said {versions.get(place)}")
             return
     mask = record["loss_mask"]
-    require(mask == [int(token >= 1000) for token in response], "P6", f"{name}: mask {mask}")
+    made = [token >= 1000 for token in response]
+    young = [oldest is None or (v := versions.get(n)) is None or int(str(v)) >= oldest for n in range(len(response))]
+    wanted = [int(ours and fresh) for ours, fresh in zip(made, young, strict=True)]
+    require(mask == wanted, "P6" if oldest is None else "P32", f"{name}: mask {mask} of {versions}, oldest {oldest}")
+    require(any(wanted) or not any(made), "P32", f"{name} has no token left that counts: {versions}, oldest {oldest}")

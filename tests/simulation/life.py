@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollout_svc.engines import Endpoint
 from rollout_svc.events import Event, EventBus
+from rollout_svc.gate import Lane
 from rollout_svc.group import Group
 from rollout_svc.outside import Outside
 from rollout_svc.sample import Sample
@@ -116,6 +117,11 @@ class Life:
         if partial is None:  # at staleness 0 an update leaves none that could be used, but where none is cut by one
             return self.config.trainer.max_staleness > 0 or self.config.producer.strategy == "sync"
         return partial
+
+    def lane(self, sample_id: str) -> Lane:
+        """The lane of a sample; `train` for one that is over."""
+        run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
+        return "train" if run is None else run.group.lane
 
     def _bus_error(self, event: Event, error: Exception) -> None:
         self.world.breaks("bus", f"{event!r}: {error!r}")

@@ -104,7 +104,8 @@ def check_report(life: Life, report: PauseReport, closed: frozenset[Lane]) -> No
     require(not puts and not saving, "P9", f"puts are under way after the report: {puts or saving}")
     parked = sorted(m.sample.sample_id for m in life.parts.rollouts.members(closed) if m.parked)
     require(sorted(report.parked) == parked, "P9", f"parked are {parked}, reported {report.parked}")
-    in_flight = life.parts.ledger.samples("in_flight") if "train" in closed else len(parked)
+    ledgers = {"train": life.parts.ledger, "eval": life.parts.evaluations.ledger}
+    in_flight = sum(ledgers[lane].samples("in_flight") for lane in closed)
     require(
         in_flight == len(parked), "P10", f"{in_flight} samples are in flight after the report, {len(parked)} parked"
     )

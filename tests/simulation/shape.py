@@ -86,13 +86,33 @@ def draw_shape(seed: int) -> Shape:
         buffer=BufferConfig(lease_s=rng.choice((3.0, 30.0))),
     )
     return Shape(
-        config=config,
+        config=_handed_over(config, Random(f"{seed}:hand_over")),
         urls=urls,
         engine_batch=rng.choice((2, 4, 8)),
         prompts=rng.randint(16, 20),
         tasks=names,
         trainers=rng.choice((1, 1, 2)),
         group_size=group_size,
+    )
+
+
+def _handed_over(config: Config, rng: Random) -> Config:
+    """Draw what a trainer is handed: the bound on tokens, the mix, and how much may be kept for it."""
+    bound = rng.choice((None, None, *range(config.trainer.max_staleness + 1)))
+    batch = config.trainer.train_batch_size
+    # Limits below a batch in all are refused at the start: the last task has none of its own then.
+    limits = [*(rng.choice((None, None, 1, 3)) for _ in config.tasks[1:]), rng.choice((None, None, batch))]
+    tasks = tuple(
+        task.model_copy(update={"weight": rng.choice((1.0, 1.0, 3.0)), "max_groups": limit})
+        for task, limit in zip(config.tasks, limits, strict=True)
+    )
+    most = rng.choice((None, None, None, 1000, 6000))
+    return config.model_copy(
+        update={
+            "tasks": tasks,
+            "trainer": config.trainer.model_copy(update={"max_token_staleness": bound}),
+            "buffer": config.buffer.model_copy(update={"max_bytes": most}),
+        }
     )
 
 

@@ -6,7 +6,17 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["BAD_LINES", "breaks", "never", "nothing", "refused", "some_are_wrong", "two_and_then_nothing"]
+__all__ = [
+    "BAD_LINES",
+    "Counting",
+    "breaks",
+    "counted",
+    "never",
+    "nothing",
+    "refused",
+    "some_are_wrong",
+    "two_and_then_nothing",
+]
 
 BAD_LINES: Final[list[Any]] = [
     "no object",
@@ -58,3 +68,29 @@ def refused() -> Iterator[dict[str, Any]]:
     """Give two prompts that the chat template of `tests/service/test_producing.py` refuses."""
     for number in range(2):
         yield {"id": f"p{number}", "messages": [{"role": "user", "content": "?"}]}
+
+
+def counted() -> Iterator[dict[str, Any]]:
+    """Give 24 prompts, `p0`, `p1`, …, without a state."""
+    return ({"id": f"p{number}", "input_ids": [1, number], "ground_truth": number} for number in range(24))
+
+
+class Counting:
+    """The same, with a state."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Give what is left."""
+        for line in list(counted())[self.given :]:
+            self.given += 1
+            yield line
+
+    def state(self) -> dict[str, int]:
+        """How many were given."""
+        return {"given": self.given}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Go on after so many."""
+        self.given = state["given"]

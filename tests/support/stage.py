@@ -25,9 +25,10 @@ from rollout_svc.engines import HttpTransport
 from rollout_svc.events import ComponentDied, Event, EventBus
 from rollout_svc.gate import LANES
 from rollout_svc.group import Group
-from rollout_svc.ledger import SETTLED
+from rollout_svc.ledger import SETTLED, Ledger
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
+from rollout_svc.recovery import Restore
 from rollout_svc.service import RolloutService
 from rollout_svc.workers.worker import Worker
 from tests.support.bell import WAIT_S, Bell
@@ -100,9 +101,9 @@ def _outside(storage: Storage | None, transport: Callable[[], HttpTransport] = H
 class Stage:
     """The service and what a test does to it."""
 
-    def __init__(self, config: Config, outside: Outside | None = None) -> None:
+    def __init__(self, config: Config, outside: Outside | None = None, restore: Restore | None = None) -> None:
         bus = EventBus(on_error=self._broken)
-        self.service = RolloutService(config, bus=bus, rng=Random(1), outside=outside)
+        self.service = RolloutService(config, bus=bus, rng=Random(1), outside=outside, restore=restore)
         self.bell = Bell()
         self.events: list[Event] = []
         self.may_die = False
@@ -117,6 +118,7 @@ class Stage:
         self.events.append(event)
         if self.service._parts is not None:
             self.parts.ledger.check()
+            self.parts.evaluations.ledger.check()
         self.bell.ring()
 
     def _broken(self, event: Event, error: Exception) -> None:
@@ -163,19 +165,26 @@ class Stage:
         return [event for event in self.events if isinstance(event, kind)]
 
     def live_groups(self) -> list[Group]:
-        """Every group that is admitted and not settled, wherever it is."""
+        """Every group of training that is admitted and not settled, wherever it is."""
         buffer = self.parts.buffer
-        found = [run.group for run in self.parts.rollouts._runs.values()]
+        found = [run.group for run in self.parts.rollouts._runs.values() if run.host is None]
         found += [*buffer._unfinished.values(), *buffer._ready.values()]
         return found + [group for lease in buffer.leases for group in lease.groups]
 
     def audit(self) -> None:
-        """Check the ledger, and count the live groups and samples again."""
+        """Check the ledgers, and count the live groups and samples of each lane again."""
         if self.service._parts is None:
             return
-        ledger = self.parts.ledger
+        evaluations = self.parts.evaluations
+        of_eval = [group for e in evaluations._open.values() for group in e.groups if not group.settled]
+        running = {group.group_id for group in of_eval if group.account == "in_flight"}
+        assert running == {run.group.group_id for run in self.parts.rollouts._runs.values() if run.host is not None}
+        self._recount(evaluations.ledger, of_eval)
+        self._recount(self.parts.ledger, self.live_groups())
+
+    @staticmethod
+    def _recount(ledger: Ledger, live: Sequence[Group]) -> None:
         ledger.check()
-        live = self.live_groups()
         assert len({group.group_id for group in live}) == len(live), "a group is in two places"
         for unit, found in (
             ("groups", Counter(str(group.account) for group in live)),
@@ -211,6 +220,13 @@ class Stage:
         self.audit()
         return batch
 
+    async def evaluate(self, prompts: int | Sequence[Any] = 1, timeout_s: float = WAIT_S, **how: Any) -> list[Any]:
+        """Have prompts evaluated; a number makes that many. Returns the record of each one's sample."""
+        given = lines(prompts, first=90) if isinstance(prompts, int) else list(prompts)
+        answer = await self.service.evaluate(TASK, given, timeout_s=timeout_s, **how)
+        self.audit()
+        return [sample for group in answer["groups"] for sample in group["samples"]]
+
     async def pause(self, deadline_s: float | None = None, **rest: Any) -> PauseReport:
         """Pause, and check that it came back in time."""
         loop = asyncio.get_running_loop()
@@ -239,6 +255,7 @@ async def stage(
     ready: bool = True,
     storage: Storage | None = None,
     transport: Callable[[], HttpTransport] = HttpTransport,
+    restore: Restore | None = None,
     **sections: Any,
 ) -> AsyncIterator[Stage]:
     """Run a service over engines.
@@ -249,10 +266,11 @@ async def stage(
         ready: wait until the gate is open.
         storage: where groups are made durable.
         transport: makes what carries calls to engines.
+        restore: a snapshot to go on from.
         sections: see `make_config`.
     """
     before = _tasks()
-    made = Stage(make_config(*engines, **sections), _outside(storage, transport))
+    made = Stage(make_config(*engines, **sections), _outside(storage, transport), restore)
     service = made.service
     parts: tuple[Any, ...] = (made.judge, made.agent, storage)
     for part in parts:
@@ -286,6 +304,8 @@ def _assert_nothing_left(
 ) -> None:
     parts = made.parts
     parts.ledger.check()
+    assert not parts.evaluations.ledger.unsettled_groups
+    assert not parts.evaluations.generating
     assert not parts.tasks.live
     left = _tasks() - before - {asyncio.current_task()}
     assert not left, left

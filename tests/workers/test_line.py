@@ -1,88 +1,123 @@
-"""The line for slots: first come, first served, and never a slot that is free while somebody waits."""
+"""The line for slots: who goes next, and that nobody is forgotten."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_svc.gate import LANES, Lane
 from rollout_svc.workers.line import Line
 from tests.support.virtual import soon, virtual
 
-FAR = 1e9
+FAR = 1e6
 
 
 class Counter:
-    """Slots and who got one, asking the line as the pool does."""
+    """Slots behind a line, as the pool has them: a newcomer takes one only where nobody waits."""
 
     def __init__(self, slots: int) -> None:
         self.free = slots
-        self.served: list[int] = []
-        self.looks = 0
-        self.line = Line(self.changed)
+        self.served: list[str] = []
+        self.line = Line(self.look)
+        self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    def changed(self) -> None:
+    def look(self) -> None:
+        """Wake as many as there are slots."""
         if self.line:
             self.line.wake(self.free)
 
-    async def claim(self, number: int) -> None:
+    def give(self) -> None:
+        """A slot becomes free."""
+        self.free += 1
+        self.look()
+
+    def come(self, name: str, lane: Lane) -> None:
+        """Somebody wants a slot."""
+        self.tasks[name] = asyncio.get_running_loop().create_task(self.want(name, lane))
+
+    async def want(self, name: str, lane: Lane) -> None:
+        """Get one, in turn."""
         called = False
-        while True:
-            self.looks += 1
-            if self.free and (called or not self.line):
-                self.free -= 1
-                self.served.append(number)
-                return
-            if not called:
-                self.changed()
-            called = await self.line.wait(str(number), "train", 0.0, FAR, again=called)
-
-
-Move = st.sampled_from(("ask", "free", "told", "cancel", "turn"))
-
-
-@given(slots=st.integers(1, 3), moves=st.lists(Move, max_size=60))
-@virtual
-async def test_whoever_asked_first_is_served_first(slots: int, moves: list[str]) -> None:
-    """However often the line is told of a slot, and whoever leaves it: the order stays, and no slot stays free."""
-    counter = Counter(slots)
-    tasks: list[asyncio.Task[None]] = []
-    for move in moves:
-        if move == "ask":
-            tasks.append(asyncio.ensure_future(counter.claim(len(tasks))))
-        elif move == "free" and counter.free < slots:
-            counter.free += 1
-            counter.changed()
-        elif move == "told":
-            counter.changed()
-        elif move == "cancel" and tasks:
-            tasks[-1].cancel()
-        elif move == "turn":
-            await asyncio.sleep(0)
-    await soon()
-    assert counter.served == sorted(counter.served)
-    waiting = [task for task in tasks if not task.done()]
-    assert not (counter.free and waiting)
-    assert len(counter.line) == len(waiting)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert not counter.line
+        while not self.free or not (called or not self.line):
+            called = await self.line.wait(name, lane, 0.0, FAR, again=called)
+        self.free -= 1
+        self.served.append(name)
 
 
 @virtual
-async def test_one_slot_calls_one() -> None:
-    """Told three times of one free slot, the line calls one: nobody looks in vain, and nobody loses its place."""
-    counter = Counter(1)
-    tasks = [asyncio.ensure_future(counter.claim(number)) for number in range(4)]
+async def test_lanes_take_turns_and_each_is_served_in_order() -> None:
+    """However many of one lane wait, every second slot that frees is the other's while it waits."""
+    desk = Counter(0)
+    for n in range(6):
+        desk.come(f"e{n}", "eval")
     await soon()
-    assert counter.looks == 4
-    counter.free += 1
-    for _ in range(3):
-        counter.changed()
+    for n in range(2):
+        desk.come(f"t{n}", "train")
     await soon()
-    assert (counter.served, counter.looks) == ([0, 1], 5)
-    for task in tasks:
+    for _ in range(8):
+        desk.give()
+        await soon()
+    assert desk.served == ["e0", "t0", "e1", "t1", "e2", "e3", "e4", "e5"]
+
+
+@virtual
+async def test_nobody_overtakes_one_who_was_woken() -> None:
+    """A slot that was called out is kept for whoever was woken for it, though another asks first."""
+    desk = Counter(0)
+    desk.come("first", "eval")
+    await soon()
+    desk.give()
+    asks = desk.want("second", "train")  # in this very step, before the other has run
+    asked = asyncio.get_running_loop().create_future()
+    steps = asks.__await__()
+    waits_for = next(steps, asked)
+    assert waits_for is not asked  # it stands in line
+    asks.close()
+    await soon()
+    assert desk.served == ["first"]
+
+
+@virtual
+async def test_a_turn_is_passed_on() -> None:
+    """One that is cancelled when it was woken leaves its slot to the next."""
+    desk = Counter(0)
+    desk.come("a", "train")
+    desk.come("b", "train")
+    await soon()
+    desk.give()
+    desk.tasks["a"].cancel()
+    await soon()
+    assert desk.served == ["b"]
+    assert not desk.line
+
+
+@given(st.integers(0, 3), st.lists(st.sampled_from(["train", "eval", "give", "run", "cancel"]), max_size=40))
+@virtual
+async def test_no_slot_is_free_while_somebody_waits(slots: int, steps: list[str]) -> None:
+    """After any history: a slot is free or somebody waits, never both, and whoever waits came last of its lane."""
+    desk, waiting = Counter(slots), deque[str]()
+    for number, step in enumerate(steps):
+        if step == "give":
+            desk.give()
+        elif step == "run":
+            await soon()
+        elif step == "cancel" and waiting:
+            desk.tasks[waiting.popleft()].cancel()
+        elif step in LANES:
+            desk.come(f"{step}{number:03}", "train" if step == "train" else "eval")
+            waiting.append(f"{step}{number:03}")
+    await soon()
+    undone = [name for name, task in desk.tasks.items() if not task.done()]
+    assert not (undone and desk.free), (undone, desk.free, desk.served)
+    assert len(desk.line.waits) == len(undone)
+    for lane in LANES:
+        served = [name for name in desk.served if name.startswith(lane)]
+        waits = [name for name in undone if name.startswith(lane)]
+        assert not (served and waits) or max(served) < min(waits)
+    for task in desk.tasks.values():
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await soon()
+    assert not any((desk.line.waits, desk.line._called))

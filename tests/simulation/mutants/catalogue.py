@@ -263,6 +263,32 @@ _ALL: Final = (
         "P10",
         ("workers.worker", "call.held_s += now - self.freeze.since", "call.held_s += 0.0"),
     ),
+    # -- evaluations -----------------------------------------------------------------------------------------
+    _mutant(
+        "evaluation_is_stored",
+        "what an evaluation came to is written down as training's",
+        "P28",
+        ("assembly", "tools=apart(tools),", "tools=tools,"),
+    ),
+    _mutant(
+        "evaluation_not_pinned",
+        "an evaluation goes on under other weights",
+        "P7",
+        ("evaluations.evaluations", "evaluation.version != now and evaluation.error is None", "evaluation.version < 0"),
+        ("evaluations.evaluations", "group.versions() - {evaluation.version}", "not group.samples"),
+    ),
+    _mutant(
+        "pause_ends_every_lane",
+        "a pause of one lane cancels what the other runs",
+        "P15 P9",
+        ("pause.climb", "worker.in_lanes(self.lanes)", "list(worker.calls.values())"),
+    ),
+    _mutant(
+        "evaluation_outlives_its_time",
+        "an evaluation whose time is up is waited for",
+        "P8 hang",
+        ("evaluations.evaluations", "async with asyncio.timeout_at(deadline):", "async with asyncio.timeout(None):"),
+    ),
 )
 
 MUTANTS: Final[dict[str, Mutant]] = {mutant.name: mutant for mutant in _ALL}

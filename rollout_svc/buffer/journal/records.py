@@ -1,0 +1,215 @@
+"""Samples and prompts, to and from the bytes a journal keeps of them; pure.
+
+A sample is two blobs: its state as JSON, and its tokens in safetensors: `ids` (int32, int64 where an id needs it),
+`logprobs` (float64, so that not one bit changes), and
+
+- unfinished: `segments` (int64, [segments, 3]: length, turn, by_model) and `spans` (int64, [spans, 6]: segment, start,
+  end, version, whether there is one, confirmed);
+- COMPLETED: `mask` (uint8) and `prompt_ids`; or `record` (uint8) alone, where its record holds something that tensors
+  would change, such as a logprob that is no number.
+
+Invariants:
+
+- What comes back is what went in; a COMPLETED sample's record is the same byte for byte.
+- An unfinished sample whose tokens are none comes back without them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from safetensors.numpy import load, save
+
+from rollout_svc.prompt import Prompt
+from rollout_svc.sample_state import SampleState
+from rollout_svc.segment import Segment, VersionSpan
+
+__all__ = ["decode_ids", "decode_prompt", "decode_sample", "encode_ids", "encode_prompt", "encode_sample", "state_json"]
+
+_Array = npt.NDArray[Any]
+_TENSORS: Final = ("prompt_ids", "response_ids", "logprobs", "loss_mask")  # of a record, and kept beside its JSON
+_KEPT_AS_JSON: Final = ("attempt", "failures", "turn", "resume_at", "finish_reason", "engine_finish_reason", "meta")
+
+
+# -- samples ---------------------------------------------------------------------------------------------------
+
+
+def state_json(state: SampleState) -> bytes | None:
+    """An unfinished sample's state without its tokens, JSON; None for a COMPLETED one, whose record has it all.
+
+    What its agent put into `meta` and cannot be written down is left out.
+    """
+    if state.packed is not None:
+        return None
+    kept = {key: getattr(state, key) for key in _KEPT_AS_JSON}
+    try:
+        return orjson.dumps(kept, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        return orjson.dumps(kept | {"meta": None})
+
+
+def encode_sample(state: SampleState, head: bytes | None) -> tuple[bytes, bytes | None]:
+    """Return the two blobs; `head` is what `state_json` made when the state was taken."""
+    if state.packed is not None:
+        return _encode_completed(state, state.packed)
+    head = head or b"{}"
+    try:
+        return head, _encode_segments(state.segments) if state.segments else None
+    except (TypeError, ValueError, OverflowError):  # an agent's own tokens may be anything: it begins again
+        return head, None
+
+
+def decode_sample(status: str, head: bytes, tokens: bytes | None) -> SampleState:
+    """Put a sample together again.
+
+    Raises:
+        ValueError: these are no blobs of a sample (KeyError and safetensors' errors likewise).
+    """
+    kept = orjson.loads(head)
+    tensors = load(tokens) if tokens is not None else {}
+    if status == "COMPLETED":
+        return _decode_completed(kept, tensors)
+    return SampleState(status=status, segments=_decode_segments(tensors) if tensors else (), **kept)
+
+
+def _encode_segments(segments: Sequence[Segment]) -> bytes:
+    table = [(len(segment.ids), segment.turn, int(segment.by_model)) for segment in segments]
+    spans = [
+        (index, span.start, span.end, span.version or 0, int(span.version is not None), int(span.confirmed))
+        for index, segment in enumerate(segments)
+        for span in segment.spans
+    ]
+    return save(
+        {
+            "ids": _whole_numbers([token for segment in segments for token in segment.ids]),
+            "logprobs": _doubles([value for segment in segments for value in segment.logprobs]),
+            "segments": np.array(table, np.int64).reshape(-1, 3),
+            "spans": np.array(spans, np.int64).reshape(-1, 6),
+        }
+    )
+
+
+def _decode_segments(tensors: dict[str, _Array]) -> tuple[Segment, ...]:
+    spans: dict[int, list[VersionSpan]] = {}
+    for index, start, end, version, known, confirmed in tensors["spans"].tolist():
+        spans.setdefault(index, []).append(VersionSpan(version if known else None, start, end, bool(confirmed)))
+    segments: list[Segment] = []
+    ids, logprobs, at = tensors["ids"].tolist(), tensors["logprobs"].tolist(), 0
+    for index, (length, turn, by_model) in enumerate(tensors["segments"].tolist()):
+        own = slice(at, at + length)
+        segments.append(Segment(ids[own], logprobs[own], tuple(spans.get(index, ())), bool(by_model), turn))
+        at += length
+    return tuple(segments)
+
+
+def _encode_completed(state: SampleState, packed: bytes) -> tuple[bytes, bytes]:
+    """Take the long lists out of the record: as tensors they are a third of the size."""
+    kept: dict[str, Any] = {"attempt": state.attempt, "failures": state.failures, "turn": state.turn}
+    record = orjson.loads(packed)
+    try:
+        tensors = {
+            "prompt_ids": _whole_numbers(record["prompt_ids"]),
+            "ids": _whole_numbers(record["response_ids"]),
+            "logprobs": _floats(record["logprobs"]),
+            "mask": _bits(record["loss_mask"]),
+        }
+    except (TypeError, ValueError, OverflowError):
+        return orjson.dumps(kept), save({"record": np.frombuffer(packed, np.uint8)})
+    for key in _TENSORS:
+        record[key] = None  # keeps its place
+    return orjson.dumps(kept | {"record": record}), save(tensors)
+
+
+def _decode_completed(kept: dict[str, Any], tensors: dict[str, _Array]) -> SampleState:
+    if "record" in tensors:
+        packed = tensors["record"].tobytes()
+        record = orjson.loads(packed)
+    else:
+        record = kept.pop("record")
+        record["prompt_ids"] = tensors["prompt_ids"].tolist()
+        record["response_ids"] = tensors["ids"].tolist()
+        record["logprobs"] = tensors["logprobs"].tolist()
+        record["loss_mask"] = tensors["mask"].tolist()
+        packed = orjson.dumps(record)
+    kept.pop("record", None)
+    spans = (
+        VersionSpan(span["version"], span["start"], span["end"], span.get("confirmed", True))
+        for span in record["weight_versions"]
+    )
+    return SampleState(
+        status="COMPLETED",
+        finish_reason=record["finish_reason"],
+        engine_finish_reason=record["engine_finish_reason"],
+        reward=record["reward"],
+        reward_parts=record["reward_parts"] or None,
+        packed=packed,
+        length=len(record["response_ids"]),
+        spans=tuple(spans),
+        meta=record["meta"],
+        **kept,
+    )
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------
+
+
+def encode_prompt(prompt: Prompt) -> bytes:
+    """A prompt without its ids and its task, JSON."""
+    return orjson.dumps(
+        {
+            "content": prompt.content,
+            "ground_truth": prompt.ground_truth,
+            "meta": prompt.meta,
+            "engine_extra": prompt.engine_extra,
+        }
+    )
+
+
+def decode_prompt(prompt_id: str, task: str, record: bytes, ids: bytes) -> Prompt:
+    """Put a prompt together again."""
+    return Prompt(prompt_id=prompt_id, task=task, input_ids=decode_ids(ids), **orjson.loads(record))
+
+
+def encode_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as one tensor, `ids`."""
+    return save({"ids": _whole_numbers(ids)})
+
+
+def decode_ids(blob: bytes) -> list[int]:
+    """Token ids again."""
+    found: list[int] = load(blob)["ids"].tolist()
+    return found
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------
+
+
+def _whole_numbers(values: Sequence[int]) -> _Array:
+    if not {*map(type, values)} <= {int}:
+        raise TypeError("not whole numbers")
+    try:
+        return np.frombuffer(array("i", values), np.int32) if values else np.empty(0, np.int32)
+    except OverflowError:
+        return np.frombuffer(array("q", values), np.int64)
+
+
+def _floats(values: Sequence[float]) -> _Array:
+    """A whole number, or none at all, would come back as something else."""
+    if not {*map(type, values)} <= {float}:
+        raise TypeError("not floats")
+    return _doubles(values)
+
+
+def _doubles(values: Sequence[float]) -> _Array:
+    return np.frombuffer(array("d", values), np.float64) if values else np.empty(0, np.float64)
+
+
+def _bits(values: Sequence[int]) -> _Array:
+    if not {*map(type, values)} <= {int}:
+        raise TypeError("not whole numbers")
+    return np.frombuffer(bytes(values), np.uint8) if values else np.empty(0, np.uint8)

@@ -1,0 +1,1 @@
+"""Prompts answered and judged beside training, under one weight version: lane `eval`."""

@@ -1,0 +1,161 @@
+"""Going on from what an earlier life left: the storage is opened, and what it found becomes groups, leases, positions.
+
+Invariants:
+
+- It is done before anybody can ask for anything, so that no call meets half of it.
+- Nothing of it is noted again: it is in the storage already.
+- Groups and samples keep their ids; an unfinished group goes on like one that a pause took back.
+- A lease keeps its end in wall-clock time, whatever the loop's clock says in this life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rollout_svc.assembly import Parts, Prepared
+from rollout_svc.buffer.journal import Journal
+from rollout_svc.buffer.journal.fingerprint import fingerprint_of
+from rollout_svc.buffer.recovered import FoundGroup, Recovered
+from rollout_svc.buffer.restoring import restore_journal
+from rollout_svc.buffer.storage import MemoryStorage, Storage
+from rollout_svc.config import Config
+from rollout_svc.group import Group
+from rollout_svc.outside import Outside
+from rollout_svc.producer.sources import PushSource
+from rollout_svc.rollout.partials import Partials
+from rollout_svc.tasks import OnDeath
+
+__all__ = ["Restore", "keep_partials", "open_storage", "recall"]
+
+_SLICE: Final = 64  # groups made between two turns of the loop: some milliseconds
+
+
+class Restore(NamedTuple):
+    """A snapshot to go on from, and the trainer steps done; None: the snapshot's."""
+
+    snapshot: Path
+    step: int | None = None
+
+
+async def open_storage(config: Config, outside: Outside, restore: Restore | None = None) -> Storage:
+    """Open what makes groups durable: a caller's own, the journal at `buffer.path`, or memory.
+
+    With `restore` a snapshot becomes that journal first.
+
+    Raises:
+        ConfigError: at `buffer.path`: it cannot be used, and is as it was.
+    """
+    if outside.storage is not None:
+        return outside.storage()
+    path = None if config.buffer.path is None else Path(config.buffer.path)
+    if path is None and restore is None:
+        return MemoryStorage()
+    return await asyncio.to_thread(_open, config, path, restore)
+
+
+def _open(config: Config, path: Path | None, restore: Restore | None) -> Storage:
+    contents = {task.name: _digest(Path(task.prompts.jsonl)) for task in config.tasks if task.prompts.jsonl is not None}
+    fingerprint = fingerprint_of(config, contents)
+    if restore is not None:
+        restore_journal(restore.snapshot, path, fingerprint, restore.step)
+    return MemoryStorage() if path is None else Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def recall(
+    parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Callable[[], float] = time.time
+) -> dict[str, int]:
+    """Go on from what the storage found.
+
+    Args:
+        parts: fresh, and known to nobody yet.
+        prepared: whose sources are not open yet.
+        on_death: told once when the journal cannot be written any more.
+        wall: wall-clock time, seconds since the epoch.
+
+    Returns:
+        What there was, counted, for people; empty where there was nothing.
+    """
+    found = parts.storage.recover()
+    if isinstance(parts.storage, Journal):
+        parts.storage.ledger = parts.ledger
+        parts.storage.on_failure = lambda error: on_death("journal", error, True)
+    if not found:
+        return {}
+    parts.ledger.recall(found.settled_groups, found.settled_samples, found.late_discarded, found.redone)
+    _place_sources(found, prepared)
+    parts.producer.return_first(found.returned)
+    leased: dict[str, Group] = {}
+    for number, one in enumerate(found.groups, 1):
+        group = _group(one, parts)
+        if one.account == "aborted":
+            parts.buffer.put_back(group)
+        else:
+            parts.buffer.put_ready(group)
+        if one.account == "leased":
+            leased[group.group_id] = group
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)
+    now, wall_now, longest = asyncio.get_running_loop().time(), wall(), prepared.config.buffer.lease_s
+    for lease in found.leases:
+        rest = min(max(0.0, lease.expires_at - wall_now), longest)  # a clock that was set back makes none endless
+        groups = [leased[group_id] for group_id in lease.group_ids]
+        parts.buffer.lease(lease.batch_id, lease.step, groups, now + rest, lease.metrics)
+    for batch_id, fate in found.ended:
+        parts.buffer.remember(batch_id, fate)
+    parts.batches.recall()
+    return _counted(found)
+
+
+def keep_partials(parts: Parts, interval_s: float) -> None:
+    """Have samples under way written down every `interval_s`, where there is a journal."""
+    if isinstance(parts.storage, Journal):
+        partials = Partials(rollouts=parts.rollouts, pool=parts.pool, storage=parts.storage, interval_s=interval_s)
+        parts.tasks.spawn("partials", partials.run(), critical=True)
+
+
+def _place_sources(found: Recovered, prepared: Prepared) -> None:
+    for task, position in found.positions.items():
+        prepared.sources[task].restore(position)
+    for task, pushed in found.pushed.items():
+        source = prepared.sources[task]
+        if isinstance(source, PushSource):
+            source.restore_lines(pushed.lines, pushed.known)
+
+
+def _group(found: FoundGroup, parts: Parts) -> Group:
+    now = asyncio.get_running_loop().time()
+    group = Group(
+        group_id=found.group_id,
+        prompt=found.prompt,
+        size=len(found.samples),
+        lane="train",
+        ledger=parts.ledger,
+        now=now,
+    )
+    group.recall(found.samples, found.hand_backs, ready=found.account != "aborted", now=now)
+    return group
+
+
+def _counted(found: Recovered) -> dict[str, int]:
+    accounts = [group.account for group in found.groups]
+    states = [state for group in found.groups for state in group.samples]
+    return {
+        "ready": accounts.count("ready"),
+        "leased": accounts.count("leased"),
+        "unfinished": accounts.count("aborted"),
+        "completed_samples": sum(state.packed is not None for state in states),
+        "partial_samples": sum(bool(state.segments) for state in states),
+        "pushed_prompts": sum(len(pushed.lines) for pushed in found.pushed.values()),
+        "returned_prompts": len(found.returned),
+        "leases": len(found.leases),
+    }

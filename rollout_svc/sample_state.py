@@ -1,0 +1,53 @@
+"""What is to survive of a sample, as a value.
+
+Invariant: nothing in it is changed once it is made, so that it may be written down by another thread later on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from rollout_svc.segment import FinishReason, Segment, VersionSpan
+
+__all__ = ["SampleState"]
+
+
+class SampleState(NamedTuple):
+    """A sample between two lives.
+
+    Attributes:
+        status: the JSON spelling of its status.
+        attempt: its last attempt.
+        failures: how often it failed.
+        turn: the turn its loop had come to.
+        segments: its tokens; empty once it is COMPLETED.
+        packed: its record, JSON, once it is COMPLETED.
+        length: response tokens in `packed`.
+        spans: weight versions of those.
+        meta: its own; None: that of its prompt.
+    """
+
+    status: str = "INIT"
+    attempt: int = 0
+    failures: int = 0
+    turn: int = 0
+    resume_at: Literal["generate", "judge"] | None = None
+    finish_reason: FinishReason | None = None
+    engine_finish_reason: str | None = None
+    segments: tuple[Segment, ...] = ()
+    reward: float | None = None
+    reward_parts: dict[str, float] | None = None
+    packed: bytes | None = None
+    length: int = 0
+    spans: tuple[VersionSpan, ...] = ()
+    meta: dict[str, Any] | None = None
+
+    def handed_back(self) -> SampleState:
+        """The same after the end of everything that worked for it: what runs is aborted, its tokens are kept."""
+        if self.status in ("GENERATED", "JUDGING"):
+            return self._replace(status="ABORTED", resume_at="judge")
+        if self.status == "GENERATING":
+            if self.segments:
+                return self._replace(status="ABORTED", resume_at="generate", finish_reason="abort")
+            return SampleState(attempt=self.attempt, failures=self.failures)
+        return self

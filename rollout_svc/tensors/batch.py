@@ -1,0 +1,206 @@
+"""A batch as padded tensors in one safetensors body.
+
+N samples in the order of the batch, groups one after the other; L tokens, those of the longest prompt and response. A
+row is the prompt, then the response, then padding on the right.
+
+| name | dtype | shape | |
+|---|---|---|---|
+| `input_ids` | int64 | (N, L) | 0 on padding |
+| `attention_mask` | bool | (N, L) | true on prompt and response |
+| `loss_mask` | uint8 | (N, L) | 1 where the model made the token and it is within the bound on tokens |
+| `logprobs` | float32 | (N, L) | natural logarithms; 0 where the model did not make the token |
+| `weight_versions` | int64 | (N, L) | -1 where the model did not make the token, and where nobody knows |
+| `rewards` | float32 | (N,) | |
+| `group_ids` | int64 | (N,) | index of the sample's group in the batch, from 0 |
+
+The metadata of the body has one key, `head`: the record of the batch as JSON, with `groups` and `samples` for what is
+in no tensor.
+
+Source of the format: https://huggingface.co/docs/safetensors/index#format.
+
+Invariants:
+
+- What is needed of the samples is taken in one step (`rows`); packing works on values, in any thread.
+- Packing lets other threads run: it never holds the interpreter for longer than it takes to read `SLICE_BYTES` of JSON.
+- Each number is written once, into the body itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+
+from rollout_svc.batches import Batch
+from rollout_svc.errors import IllegalTransition
+from rollout_svc.producer.masking import stale_ranges
+from rollout_svc.sample import Sample
+from rollout_svc.segment import VersionSpan
+
+__all__ = ["SLICE_BYTES", "Row", "head", "pack", "rows"]
+
+SLICE_BYTES: Final = 16 * 2**10
+"""Of JSON, read at a time: about 0.1 ms."""
+_ALIGNMENT: Final = 8  # of the data in the body, so that a reader may use it where it lies
+_DTYPES: Final[dict[str, type[np.generic]]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
+_LAYOUT: Final = (
+    ("input_ids", "I64", True),
+    ("weight_versions", "I64", True),
+    ("group_ids", "I64", False),
+    ("logprobs", "F32", True),
+    ("rewards", "F32", False),
+    ("attention_mask", "BOOL", True),
+    ("loss_mask", "U8", True),
+)
+"""Name, dtype, and whether it is per token; large items first, so that each is aligned."""
+
+Tensors = dict[str, "np.ndarray[Any, Any]"]
+
+
+class Row(NamedTuple):
+    """What becomes of one sample.
+
+    Attributes:
+        group: index of its group.
+        prompt_ids: the prompt, shared by its group.
+        record: its encoded record.
+        length: of the response, tokens.
+        reward: its reward.
+        spans: weight versions over the response.
+        masked: ranges of the response that are older than the bound on tokens.
+    """
+
+    group: int
+    prompt_ids: Sequence[int]
+    record: bytes
+    length: int
+    reward: float
+    spans: tuple[VersionSpan, ...]
+    masked: list[tuple[int, int]]
+
+
+def rows(batch: Batch) -> list[Row]:
+    """Take what is needed of a leased batch: it may be consumed, or given back, while it is packed.
+
+    Raises:
+        IllegalTransition: a sample is not COMPLETED.
+    """
+    return [_row(index, sample, batch.oldest) for index, group in enumerate(batch.groups) for sample in group.samples]
+
+
+def _row(group: int, sample: Sample, oldest: int | None) -> Row:
+    if sample.packed is None or sample.reward is None:
+        raise IllegalTransition(f"{sample.sample_id}: {sample.status} cannot be handed over")
+    return Row(
+        group=group,
+        prompt_ids=sample.prompt_ids,
+        record=sample.packed,
+        length=sample.response_length,
+        reward=sample.reward,
+        spans=sample.weight_versions,
+        masked=stale_ranges(sample.weight_versions, oldest),
+    )
+
+
+def head(batch: Batch) -> bytes:
+    """The record of a batch without its tokens, JSON: what no tensor holds."""
+    groups = [
+        {"group_id": group.group_id, "task": group.prompt.task, "prompt_id": group.prompt.prompt_id}
+        for group in batch.groups
+    ]
+    samples = [
+        {
+            "sample_id": sample.sample_id,
+            "finish_reason": sample.finish_reason,
+            "engine_finish_reason": sample.engine_finish_reason,
+            "reward_parts": sample.reward_parts,
+            "prompt_length": len(sample.prompt_ids),
+            "response_length": sample.response_length,
+        }
+        for group in batch.groups
+        for sample in group.samples
+    ]
+    return orjson.dumps(batch.head() | {"groups": groups, "samples": samples})
+
+
+def pack(taken: Sequence[Row], told: bytes) -> memoryview:
+    """Make the body: `told` is its head, the rows become the tensors of the module's table."""
+    most = max((len(row.prompt_ids) + row.length for row in taken), default=0)
+    header, size = _header(len(taken), most, told)
+    body = np.zeros(len(header) + size, dtype=np.uint8)  # untouched pages cost nothing until they are written
+    body[: len(header)] = np.frombuffer(header, dtype=np.uint8)
+    tensors = _views(body[len(header) :], len(taken), most)
+    prompts: dict[int, np.ndarray[Any, Any]] = {}
+    for index, row in enumerate(taken):
+        if row.group not in prompts:
+            prompts = {row.group: np.asarray(row.prompt_ids, dtype=np.int64)}
+        _write(tensors, index, row, prompts[row.group])
+    return body.data
+
+
+def _header(samples: int, length: int, told: bytes) -> tuple[bytes, int]:
+    """The header with its own length before it, padded with spaces, and the size of the data."""
+    entries: dict[str, Any] = {"__metadata__": {"head": told.decode()}}
+    end = 0
+    for name, dtype, per_token in _LAYOUT:
+        shape = (samples, length) if per_token else (samples,)
+        start, end = end, end + int(np.prod(shape)) * np.dtype(_DTYPES[dtype]).itemsize
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
+    text = orjson.dumps(entries)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, end
+
+
+def _views(data: np.ndarray[Any, Any], samples: int, length: int) -> Tensors:
+    """Each tensor, where it lies in the body."""
+    views: Tensors = {}
+    start = 0
+    for name, dtype, per_token in _LAYOUT:
+        count = samples * length if per_token else samples
+        end = start + count * np.dtype(_DTYPES[dtype]).itemsize
+        view = data[start:end].view(_DTYPES[dtype])
+        views[name] = view.reshape(samples, length) if per_token else view
+        start = end
+    return views
+
+
+def _write(tensors: Tensors, index: int, row: Row, prompt: np.ndarray[Any, Any]) -> None:
+    """Write one sample into its row."""
+    first, last = len(prompt), len(prompt) + row.length
+    ids, logprobs = tensors["input_ids"][index], tensors["logprobs"][index]
+    ids[:first] = prompt
+    _read(row.record, b'"response_ids":[', ids[first:last])
+    _read(row.record, b'"logprobs":[', logprobs[first:last])
+    tensors["attention_mask"][index, :last] = True
+    versions, mask = tensors["weight_versions"][index], tensors["loss_mask"][index]
+    versions[:] = -1
+    for span in row.spans:
+        if span.version is not None:
+            versions[first + span.start : first + span.end] = span.version
+    mask[first:last] = _digits(row.record, b'"loss_mask":[', row.length)
+    for start, end in row.masked:
+        mask[first + start : first + end] = 0
+    tensors["rewards"][index] = row.reward
+    tensors["group_ids"][index] = row.group
+
+
+def _read(record: bytes, key: bytes, into: np.ndarray[Any, Any]) -> None:
+    """Read a list of numbers out of a record, in slices; before these lists come no others of their names."""
+    at = record.index(key) + len(key)
+    end = record.index(b"]", at)
+    filled = 0
+    while at < end:
+        stop = record.find(b",", min(at + SLICE_BYTES, end), end)
+        stop = end if stop < 0 else stop
+        numbers = orjson.loads(b"[%b]" % record[at:stop])
+        into[filled : filled + len(numbers)] = numbers
+        filled += len(numbers)
+        at = stop + 1
+
+
+def _digits(record: bytes, key: bytes, count: int) -> np.ndarray[Any, Any]:
+    """A list of single digits, as they are spelled: one digit and a comma each."""
+    at = record.index(key) + len(key)
+    return np.frombuffer(record, dtype=np.uint8, count=max(0, 2 * count - 1), offset=at)[::2] - ord("0")
