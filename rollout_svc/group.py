@@ -150,6 +150,18 @@ class Group:
         return -inf if None in versions else min((v for v in versions if v is not None), default=inf)
 
     @property
+    def weakest(self) -> float:
+        """The version from which on a member has no token that is younger: inf where none has tokens.
+
+        Where tokens of this version are too old to count, all of some member's are.
+        """
+        newest = (
+            max((-inf if span.version is None else span.version for span in sample.weight_versions), default=inf)
+            for sample in self.samples
+        )
+        return min(newest, default=inf)
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of the members' encoded records."""
         return sum(len(sample.packed) for sample in self.samples if sample.packed is not None)
@@ -225,12 +237,13 @@ class Group:
             sample.transition(sample.attempt, status, reason=reason if own else "sibling_failed")
             sample.revoke()
 
-    def recall(self, samples: Sequence[SampleState], hand_backs: int, *, ready: bool, now: float) -> None:
+    def recall(self, samples: Sequence[SampleState], hand_backs: int, cuts: int, *, ready: bool, now: float) -> None:
         """Be what was noted in an earlier life: queued -> ready, or aborted, with each member as it was.
 
         Args:
             samples: of each member, none of them under way.
             hand_backs: how often it had come back unfinished.
+            cuts: how many pauses had ended it.
             ready: every member is COMPLETED, and it was put.
             now: monotonic seconds.
 
@@ -245,7 +258,7 @@ class Group:
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         self.account = "ready" if ready else "aborted"
         self._ledger.move_group("queued", self.account, self.prompt.task)
-        self.hand_backs = hand_backs
+        self.hand_backs, self.cuts = hand_backs, cuts
         if ready:
             self.ready_at, self._versions = now, self.versions()
 

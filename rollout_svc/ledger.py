@@ -60,6 +60,13 @@ class _Book:
         self.counts[source] -= number
         self.counts[target] += number
 
+    def recall(self, counts: Mapping[Account, int]) -> None:
+        for name, number in counts.items():
+            if name not in SETTLED or number < 0:
+                raise LedgerImbalance(f"{number} {self.unit} in {name} cannot be recalled")
+            self.counts[name] += number
+            self.admitted += number
+
     def as_json(self) -> dict[str, int]:
         return {"admitted": self.admitted} | {str(name): number for name, number in self.counts.items()}
 
@@ -86,14 +93,21 @@ class Ledger:
         self.task(task).admit(1)
         self._samples.admit(samples)
 
-    def recall(self, groups: Mapping[Account, int], samples: Mapping[Account, int], late: int, redone: int) -> None:
-        """Go on from the settled accounts of an earlier life; what is unsettled is admitted again by whoever has it."""
-        for book, counts in ((self._groups, groups), (self._samples, samples)):
-            for name, number in counts.items():
-                if name not in SETTLED or number < 0:
-                    raise LedgerImbalance(f"{number} {book.unit} in {name} cannot be recalled")
-                book.counts[name] += number
-                book.admitted += number
+    def recall(
+        self, groups: Mapping[str, Mapping[Account, int]], samples: Mapping[Account, int], late: int, redone: int
+    ) -> None:
+        """Go on from the settled accounts of an earlier life; what is unsettled is admitted again by whoever has it.
+
+        Args:
+            groups: by task and account.
+            samples: by account.
+            late: late writes that were discarded.
+            redone: samples that were begun again.
+        """
+        for task, counts in groups.items():
+            self._groups.recall(counts)
+            self.task(task).recall(counts)
+        self._samples.recall(samples)
         self.late_discarded += late
         self.redone += redone
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,6 +32,7 @@ from rollout_svc.tasks import OnDeath
 __all__ = ["Restore", "keep_partials", "open_storage", "recall"]
 
 _SLICE: Final = 64  # groups made between two turns of the loop: some milliseconds
+_DIGITS: Final = 32  # of a digest: 128 bits
 
 
 class Restore(NamedTuple):
@@ -55,25 +55,28 @@ async def open_storage(config: Config, outside: Outside, restore: Restore | None
     path = None if config.buffer.path is None else Path(config.buffer.path)
     if path is None and restore is None:
         return MemoryStorage()
-    return await asyncio.to_thread(_open, config, path, restore)
+    return await asyncio.to_thread(_open, config, path, restore, outside.wall)
 
 
-def _open(config: Config, path: Path | None, restore: Restore | None) -> Storage:
+def _open(config: Config, path: Path | None, restore: Restore | None, wall: Callable[[], float]) -> Storage:
     contents = {task.name: _digest(Path(task.prompts.jsonl)) for task in config.tasks if task.prompts.jsonl is not None}
     fingerprint = fingerprint_of(config, contents)
     if restore is not None:
         restore_journal(restore.snapshot, path, fingerprint, restore.step)
-    return MemoryStorage() if path is None else Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps)
+    return (
+        MemoryStorage()
+        if path is None
+        else Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps, wall=wall)
+    )
 
 
 def _digest(path: Path) -> str:
+    """Which lines a file has, short enough for a line to people."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
 
 
-async def recall(
-    parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Callable[[], float] = time.time
-) -> dict[str, int]:
+async def recall(parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Callable[[], float]) -> dict[str, int]:
     """Go on from what the storage found.
 
     Args:
@@ -93,7 +96,7 @@ async def recall(
         return {}
     parts.ledger.recall(found.settled_groups, found.settled_samples, found.late_discarded, found.redone)
     _place_sources(found, prepared)
-    parts.producer.return_first(found.returned)
+    _place_prompts(found, parts)
     leased: dict[str, Group] = {}
     for number, one in enumerate(found.groups, 1):
         group = _group(one, parts)
@@ -132,6 +135,13 @@ def _place_sources(found: Recovered, prepared: Prepared) -> None:
             source.restore_lines(pushed.lines, pushed.known)
 
 
+def _place_prompts(found: Recovered, parts: Parts) -> None:
+    """Prompts that wait to be admitted once more: in the tail, or before their sources where there is none any more."""
+    tail = parts.producer.tail
+    tail.restore(found.again if tail.size is not None else ())
+    parts.producer.return_first(found.returned + (found.again if tail.size is None else ()))
+
+
 def _group(found: FoundGroup, parts: Parts) -> Group:
     now = asyncio.get_running_loop().time()
     group = Group(
@@ -142,7 +152,7 @@ def _group(found: FoundGroup, parts: Parts) -> Group:
         ledger=parts.ledger,
         now=now,
     )
-    group.recall(found.samples, found.hand_backs, ready=found.account != "aborted", now=now)
+    group.recall(found.samples, found.hand_backs, found.cuts, ready=found.account != "aborted", now=now)
     return group
 
 
@@ -156,6 +166,8 @@ def _counted(found: Recovered) -> dict[str, int]:
         "completed_samples": sum(state.packed is not None for state in states),
         "partial_samples": sum(bool(state.segments) for state in states),
         "pushed_prompts": sum(len(pushed.lines) for pushed in found.pushed.values()),
-        "returned_prompts": len(found.returned),
+        "returned_prompts": len(found.returned) + len(found.again),
         "leases": len(found.leases),
+        **({} if found.step is None else {"step": found.step}),
+        **({} if found.version is None else {"weight_version": found.version}),
     }

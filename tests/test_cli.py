@@ -179,6 +179,21 @@ def test_overrides_reach_the_configuration() -> None:
     assert "hush" not in done.stdout
 
 
+def test_a_dry_run_shows_what_may_be_under_way() -> None:
+    """Strategy, limit and window at the start; what can never work is refused with its arithmetic, exit 2."""  # P32
+    config = ("serve", "--config", CONFIGS / "quickstart.yaml", "--dry-run")
+    batch = ("--set", "trainer.train_batch_size=10", "--set", "trainer.over_sample_threshold=0.3")
+    shown = run(*config, *batch, "--set", "producer.strategy=disaggregated", "--set", "trainer.max_staleness=2").stdout
+    schedule = shown.partition("# schedule")[2]
+    assert "disaggregated" in schedule
+    assert "30 groups out: batches of 10, 3 more for oversampling" in schedule
+    assert "3 batches" in schedule
+    refused = run(*config, "--set", "trainer.update_interval=4", "--set", "trainer.max_staleness=1")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("trainer.max_staleness: with update_interval 4")
+    assert len(refused.stderr.splitlines()) == 1
+
+
 def test_the_plan_as_json() -> None:
     """`plan --json` prints the plan record alone."""
     done = run("plan", "--trainer", CONFIGS / "trainer-example.yaml", "--workers", "8", "--json")

@@ -40,6 +40,7 @@ class FoundGroup(NamedTuple):
     prompt: Prompt
     account: Literal["aborted", "ready", "leased"]
     hand_backs: int
+    cuts: int
     samples: tuple[SampleState, ...]
 
 
@@ -77,8 +78,8 @@ class Recovered:
         pushed: by task.
         returned: prompts that an earlier step gave back, to be admitted before all others; oldest first.
         again: prompts that wait to be admitted once more, oldest first.
-        settled_groups: totals by outcome.
-        settled_samples: likewise.
+        settled_groups: totals by task and outcome.
+        settled_samples: totals by outcome.
         version: weight version the fleet had last; None where none was noted.
         step: last step whose batch was acknowledged; None where none was.
     """
@@ -90,7 +91,7 @@ class Recovered:
     pushed: Mapping[str, Pushed] = field(default_factory=dict)
     returned: tuple[Prompt, ...] = ()
     again: tuple[Prompt, ...] = ()
-    settled_groups: Mapping[Account, int] = field(default_factory=dict)
+    settled_groups: Mapping[str, Mapping[Account, int]] = field(default_factory=dict)
     settled_samples: Mapping[Account, int] = field(default_factory=dict)
     late_discarded: int = 0
     redone: int = 0

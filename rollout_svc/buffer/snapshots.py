@@ -202,9 +202,12 @@ def _go_back(journal: sqlite3.Connection, step: int) -> Restored:
         raise WrongStepError(
             f"prompts of step {forgotten[0]} and earlier were forgotten, step {step} cannot be restored"
         )
-    groups, samples = journal.execute(
-        "SELECT count(*), coalesce(sum(size), 0) FROM consumed WHERE step >= ?", (step,)
-    ).fetchone()
+    consumed = "SELECT count(*), coalesce(sum(size), 0), task FROM consumed WHERE step >= ? GROUP BY task"
+    by_task = journal.execute(consumed, (step,)).fetchall()
+    groups = sum(number for number, _, _ in by_task)
+    journal.executemany(
+        "UPDATE totals SET groups = groups - ?, samples = samples - ? WHERE task = ? AND outcome = 'consumed'", by_task
+    )
     first = journal.execute("SELECT coalesce(min(number), 1) FROM again").fetchone()[0]
     journal.execute(
         "INSERT INTO again (number, task, prompt_id, prompt, ids) "
@@ -212,8 +215,6 @@ def _go_back(journal: sqlite3.Connection, step: int) -> Restored:
         (first - groups - 1, step),
     )
     journal.execute("DELETE FROM consumed WHERE step >= ?", (step,))
-    for unit, number in (("groups", groups), ("samples", samples)):
-        journal.execute("UPDATE totals SET number = number - ? WHERE name = ?", (number, f"{unit}.consumed"))
     journal.execute("UPDATE meta SET value = ? WHERE key = 'step' AND value >= ?", (step - 1, step))
     # Its weights are the trainer's to load now: those of the journal may be later, and the engines' are what they are.
     journal.execute("DELETE FROM meta WHERE key = 'version'")

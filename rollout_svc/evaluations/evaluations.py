@@ -215,14 +215,17 @@ class Evaluations:
         group = Group(group_id=self._new_id(), prompt=prompt, size=1, lane=_LANE, ledger=self.ledger, now=now)
         evaluation.groups.append(group)
         if failure is not None:
-            reason, sample_id = failure.reason, group.samples[0].sample_id
-            self._bus.emit(SampleFailed(sample_id, prompt.task, reason, failure.message, 1, final=True))
-            group.settle("failed", reason)
+            self._fail(group, failure.reason, failure.message)
             evaluation.finished += 1
             return
         self._of_group[group.group_id] = evaluation
         evaluation.idle.append(group)
         self.wake()
+
+    def _fail(self, group: Group, reason: str, message: str) -> None:
+        """Settle a group that no run holds, and that cannot be answered."""
+        self._bus.emit(SampleFailed(group.samples[0].sample_id, group.prompt.task, reason, message, 1, final=True))
+        group.settle("failed", reason)
 
     def _shortage(self, evaluation: Evaluation) -> NotNow:
         """The time is up: what is there, what is missing, and what that waits for."""
@@ -382,8 +385,9 @@ class Evaluations:
                 evaluation.idle.appendleft(group)
                 self.wake()
             return
-        if group.account == "ready" and group.versions() - {evaluation.version}:
-            group.settle("failed", "odd_version")  # some engine's answer was of other weights than the fleet's
+        if group.account == "ready" and (others := group.versions() - {evaluation.version}):
+            message = f"tokens of version {sorted(map(str, others))}, the evaluation is of {evaluation.version}"
+            self._fail(group, "odd_version", message)
             self._check_versions()
         evaluation.finished += 1
         evaluation.changed.set()

@@ -213,7 +213,7 @@ class Producer:
         now = asyncio.get_running_loop().time()
         ledger, demand, tail = self._ledger, self.demand(), self.tail
         self._active_workers = len(self._pool.active)
-        fresh = self._buffer.ready_since(demand.next_step - rule.max_staleness)
+        fresh = self._buffer.ready_since(demand.next_step - rule.max_staleness, demand.next_step - rule.serves)
         under_way = ledger.groups("queued") + ledger.groups("in_flight") + ledger.groups("aborted")
         return Counts(
             gate_open=self._gate.is_open("train"),

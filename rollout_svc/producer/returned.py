@@ -46,15 +46,6 @@ class ReturnedFirst:
         return self._source.position
 
     def as_json(self) -> dict[str, Any]:
-        """What status says of it."""
-        return self._source.as_json()
-
-    @property
-    def skips(self) -> int:
-        """Lines that the source reads again and drops."""
-        return self._source.skips
-
-    def as_json(self) -> dict[str, Any]:
         """What status says of the source."""
         return self._source.as_json() | {"exhausted": self.exhausted}
 

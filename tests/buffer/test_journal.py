@@ -53,7 +53,11 @@ class History:
         places.update(prompt.prompt_id for prompt in found.again)
         everything = Counter(f"f{n}" for n in range(PROMPTS)) + Counter(f"q{n}" for n in range(self.pushed))
         assert places + self.gone == everything
-        assert found.settled_groups.get("failed", 0) + found.settled_groups.get("consumed", 0) == self.gone.total()
+        settled = Counter[str]()
+        for counts in found.settled_groups.values():
+            settled.update(counts)
+        assert settled["failed"] + settled["consumed"] == self.gone.total()
+        assert found.settled_samples == {outcome: 2 * number for outcome, number in settled.items()}
         for group in found.groups:
             for index, state in enumerate(group.samples):
                 last = self.kept.get(f"{group.group_id}.{index}")

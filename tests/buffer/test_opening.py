@@ -152,5 +152,5 @@ def test_the_fingerprint_is_what_gives_positions_and_tokens_their_meaning() -> N
         "task 't', prompts.seed: 1 in the journal, 2 in the configuration"
     ]
     assert differences(one, fingerprint_of(make_config(prompts=file), {"t": "other"})) == [
-        "task 't', prompts.lines: digest in the journal, other in the configuration"
+        "task 't', prompts.jsonl: digest in the journal, other in the configuration"
     ]

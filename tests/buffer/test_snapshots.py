@@ -124,7 +124,7 @@ def test_what_is_written_meanwhile_tears_nothing(kept: Kept, tmp_path: Path) -> 
     with closing(sqlite3.connect(tmp_path / "snapshot.db")) as copy:
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         found = read_journal(copy)
-    settled = found.settled_groups["consumed"]
+    settled = found.settled_groups["t"]["consumed"]
     known = found.pushed["t"].known - lines.keys()
     assert len(seen) - 1 <= settled <= len(seen)
     assert known == {f"late{number}" for number in range(1, settled + 1)} or len(known) == settled - 1
@@ -198,7 +198,7 @@ def test_going_on_gives_back_what_came_after_the_step(kept: Kept, tmp_path: Path
     found = content(tmp_path / "new.db")
     assert [prompt.prompt_id for prompt in found.returned] == [f"p{number}" for number in range(3, 10)]
     assert [prompt.prompt_id for prompt in found.again] == ["p10"]
-    assert found.settled_groups == {"consumed": 3, "expired": 1}
+    assert found.settled_groups == {"t": {"consumed": 3, "expired": 1}}
     assert found.settled_samples == {"consumed": 6, "expired": 2}
     assert found.step == 1
     with closing(sqlite3.connect(tmp_path / "new.db")) as journal:

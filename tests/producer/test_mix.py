@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_svc.producer.mix import Supply, carried, most_behind, needs, quotas, waits_for
@@ -36,6 +36,7 @@ def test_quotas_add_up(groups: int, shares: dict[str, float], carry: dict[str, f
     assert min(given_.values()) >= 0
 
 
+@settings(deadline=None)
 @given(weights, st.lists(st.integers(1, 9), max_size=60))
 def test_what_is_handed_over_follows_the_weights(shares: dict[str, float], batches: list[int]) -> None:
     """After any number of batches of any sizes each task is within a group or so of its share."""  # P33
@@ -79,6 +80,14 @@ def test_the_prompt_that_is_needed_first_is_of_a_task_that_is_waited_for(
     assert task is None or not lacking or task in lacking
 
 
+def test_what_the_next_batch_lacks_goes_before_what_later_ones_will() -> None:
+    """2.5 : 0.8 : 1.7 of five: `a` has its two, and would be the first by its weight alone; `b` has none of its one."""
+    there = {"a": Supply(3.0, 2, 2, 1), "b": Supply(1.0, 0, 0, 2), "c": Supply(2.0, 3, 4, 3)}
+    assert needs(5, there, {}) == {"a": 2, "b": 1, "c": 2}
+    assert most_behind(5, there, {}, ["a", "b", "c"]) == "b"
+    assert most_behind(0, there, {}, ["a", "b", "c"]) == "a"
+
+
 def test_a_debt_is_a_batch_at_most() -> None:
     """A task that could not come is owed its share of one batch, and then less: the others are not crowded out."""
     away = {"a": Supply(1.0, 99, 99, 0), "b": Supply(3.0, 0, 0, 0, present=True)}
@@ -94,7 +103,7 @@ def test_a_debt_is_a_batch_at_most() -> None:
         taken = needs(8, back, carry)
         carry = carried(8, back, carry, taken)
         shares.append(taken["b"])
-    assert shares == [8, 8, 6, 6] or sum(shares) <= 4 * 6 + 6
+    assert shares == [8, 7, 6, 6]
 
 
 def test_who_had_no_prompts_is_owed_nothing() -> None:
@@ -203,6 +212,7 @@ houses = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(houses, st.integers(1, 8), st.integers(0, 12), st.integers(1, 8), st.integers(0, 9999))
 def test_no_batch_waits_for_ever(tasks: dict[str, Task], groups: int, spare: int, slots: int, seed: int) -> None:
     """Until prompts or the tasks' own limits end it the next batch comes: who is waited for comes, or fails."""  # P33

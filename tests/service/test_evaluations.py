@@ -159,6 +159,20 @@ async def test_weights_that_move_end_it() -> None:
         assert ledger(made) == {"admitted": 3, "expired": 3}
 
 
+@pytest.mark.parametrize("odd", ["7", "default"])
+async def test_tokens_of_other_weights_are_never_returned(odd: str) -> None:
+    """An answer that an engine began under weights the fleet does not have, or has no name for, is a failure."""  # P7
+    async with FakeSGLang(weight_version="0", report_spans=True) as engine, stage(engine) as made:
+        evaluating = made.start(made.evaluate(2))
+        await engine.wait_running(2)
+        engine.calls("running")[0].labels[:] = [(odd, 0), ("0", 1)]
+        engine.release(tokens=[1, 2])
+        found = {sample["status"]: sample for sample in await evaluating}
+        assert set(found) == {"COMPLETED", "FAILED"}
+        assert (found["FAILED"]["reason"], found["FAILED"]["response_ids"]) == ("odd_version", [])
+        assert [event.reason for event in made.of(SampleFailed)] == ["odd_version"]
+
+
 async def test_weights_that_move_when_all_is_there_are_too_late_to_matter() -> None:
     """Complete in the very step in which the weights move, it is answered: its tokens are of its version."""
     async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:

@@ -248,3 +248,27 @@ async def test_a_full_disk_fails_the_service_at_once_and_tears_nothing(engine: F
     async with stage(engine, buffer=disk(), ready=False) as made:
         assert made.groups("leased") == 1
         assert len(made.source) == 0
+
+
+@pytest.mark.parametrize("tail", [None, 2])
+async def test_a_prompt_that_waits_to_be_admitted_once_more_is(
+    engine: FakeSGLang, disk: Disk, tail: int | None
+) -> None:
+    """In the tail; and before its source where the next life has no tail. Once admitted it waits no more."""  # P1 P31
+    again = "INSERT INTO again (task, prompt_id, prompt, ids) SELECT task, 'late', prompt, ids FROM groups"
+    async with stage(engine, pushed=1, buffer=disk()) as made:
+        await made.until(lambda: made.groups("ready") == 1)
+        journal = made.parts.storage
+        assert isinstance(journal, Journal)
+        await journal.writer.run(lambda connection: connection.execute(again))
+        await disk.dies(made)
+    async with stage(engine, buffer=disk(), producer={"tail_batch_size": tail}) as made:
+        batch = await made.take(groups=2)
+        assert sorted(ids(batch)) == ["late", "p0"]
+        await made.service.ack(batch["batch_id"])
+        await disk.dies(made)
+    async with stage(engine, buffer=disk(), ready=False) as made:
+        assert made.parts.producer.exhausted is False
+        assert made.parts.ledger.unsettled_groups == 0
+        assert made.parts.producer.tail.prompts() == []
+        assert made.groups("consumed") == 2

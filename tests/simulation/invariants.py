@@ -34,6 +34,7 @@ from rollout_svc.events import (
 from rollout_svc.gate import LANES, Lane, Mode
 from rollout_svc.judging import JudgeCall
 from rollout_svc.ledger import SETTLED, Account, Ledger
+from rollout_svc.producer.masking import spent
 
 if TYPE_CHECKING:
     from rollout_svc.assembly import Parts
@@ -88,6 +89,7 @@ class Invariants:
             life.bus.subscribe(kind, self._tell)
         life.bus.subscribe(GroupAdmitted, self._admitted)
         life.bus.subscribe(GroupFinished, self._finished)
+        life.bus.subscribe(GroupSettled, self._settled)
         life.bus.subscribe(SampleFailed, self._failed)
         life.bus.subscribe(RequestAborted, self._aborted)
         life.bus.subscribe(PauseStarted, self._pause_started)
@@ -131,23 +133,34 @@ class Invariants:
         parts, trainer = self._life.parts, self._life.config.trainer
         demand, tail = parts.batches.demand, parts.producer.tail
         waiting = {group.group_id for group in tail.groups()}
+        masked = trainer.max_token_staleness
+        serves = trainer.max_staleness if masked is None else masked
         oldest = demand.next_step - trainer.max_staleness
         out = 1 + sum(
             group.account != "leased" and group.group_id not in waiting
             for group in self.groups()
-            if group.account != "ready" or group.oldest >= oldest
+            if group.account != "ready" or (group.oldest >= oldest and not spent(group, demand.next_step - serves))
         )
         turn = demand.next_step + (out - 1) // max(trainer.train_batch_size, demand.asked)
-        late = turn - demand.version > trainer.max_staleness
-        self._world.require(not late or trainer.max_staleness == 0, "P32", f"{event} is the {out}th at {demand}")
+        late = turn - demand.version > serves
+        self._world.require(not late or serves == 0, "P32", f"{event} is the {out}th at {demand}")
+
+    def _settled(self, event: GroupSettled) -> None:
+        """A filter's verdict is the one thing that filters a group."""
+        if event.outcome == "filtered":
+            said = self._world.asked.get(event.group_id)
+            self._world.require(said == event.reason, "P2", f"{event}, but its filter said {said}")
 
     def _finished(self, event: GroupFinished) -> None:
+        if self._life.service.prepared.runtimes[event.task].filter is not None:
+            said = self._world.asked.get(event.group_id)
+            self._world.require(said == "kept", "P2", f"group {event.group_id} is kept, but its filter said {said}")
         known = event.group_id in self._world.journal
         self._world.require(known, "P31", f"group {event.group_id} is ready before it is durable")
 
     def _failed(self, event: SampleFailed) -> None:
         self._world.say("service", "fails", event.sample_id[-8:], event.reason, event.failures, event.message[:80])
-        if not event.reason.startswith("judge"):
+        if not event.reason.startswith(("judge", "filter")):
             self._life.witness.failed(event.sample_id)
         self._world.require(event.reason != "internal", "bug", event.message)
 

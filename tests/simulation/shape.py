@@ -13,6 +13,7 @@ from rollout_svc.config import (
     AgentConfig,
     BufferConfig,
     Config,
+    FilterConfig,
     JudgerConfig,
     PauseConfig,
     ProducerConfig,
@@ -31,7 +32,11 @@ MODES = ("abort", "wait", "keep")
 """Modes of pausing that histories use."""
 _HERE: Final = "tests.simulation"
 MAX_TOKENS: Final = 24
+_JOURNALLED: Final = 0.5
+"""Share of histories whose service goes on from a journal."""
 PUSHED: Final = "p"
+FILTER_TIMEOUT_S: Final = 1.5
+_FILTERED: Final = 0.3  # share of the tasks that have a filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Shape:
     tasks: tuple[str, ...]
     trainers: int
     group_size: int
+    journalled: bool
 
 
 _AGENTS: Final = {"plain": "Plain", "tool": "ToolUser", "unruly": "Unruly"}
@@ -86,13 +92,14 @@ def draw_shape(seed: int) -> Shape:
         buffer=BufferConfig(lease_s=rng.choice((3.0, 30.0))),
     )
     return Shape(
-        config=_handed_over(config, Random(f"{seed}:hand_over")),
+        config=_filtered(_handed_over(config, Random(f"{seed}:hand_over")), Random(f"{seed}:filter")),
         urls=urls,
         engine_batch=rng.choice((2, 4, 8)),
         prompts=rng.randint(16, 20),
         tasks=names,
         trainers=rng.choice((1, 1, 2)),
         group_size=group_size,
+        journalled=Random(f"{seed}:journal").random() < _JOURNALLED,
     )
 
 
@@ -114,6 +121,15 @@ def _handed_over(config: Config, rng: Random) -> Config:
             "buffer": config.buffer.model_copy(update={"max_bytes": most}),
         }
     )
+
+
+def _filtered(config: Config, rng: Random) -> Config:
+    """Draw whose groups are filtered."""
+    fickle = FilterConfig(path=f"{_HERE}.filters:FickleFilter", timeout_s=FILTER_TIMEOUT_S)
+    tasks = tuple(
+        task.model_copy(update={"filter": fickle if rng.random() < _FILTERED else None}) for task in config.tasks
+    )
+    return config.model_copy(update={"tasks": tasks})
 
 
 def _task(name: str, rng: Random, partial: bool | None) -> TaskConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from rollout_svc.buffer.journal import Journal, notes
 from rollout_svc.buffer.journal.reading import read_journal
@@ -21,6 +21,9 @@ def memory_database() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     create_tables(connection, b"{}", 0.0)
     return connection
+
+
+R = TypeVar("R")
 
 
 class _Inline(Writer[notes.Note]):
@@ -41,7 +44,7 @@ class _Inline(Writer[notes.Note]):
     async def flush(self) -> None:
         return None
 
-    async def run(self, do: Callable[[sqlite3.Connection], Any]) -> Any:
+    async def run(self, do: Callable[[sqlite3.Connection], R], within_s: float = 0.0) -> R:
         return do(self._connection)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_svc.batches import Batch
@@ -71,6 +71,7 @@ def sent(batch: Batch) -> dict[str, Any]:
     return read_batch(bytes(pack(rows(batch), head(batch))))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.lists(TokenId, min_size=1, max_size=5), members), min_size=1, max_size=3),
     st.none() | st.integers(-1, 6),
@@ -156,6 +157,7 @@ def mangled(at: int, bits: int) -> bytes:
     return GOOD[:at] + bytes([GOOD[at] ^ bits]) + GOOD[at + 1 :]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40) | st.builds(mangled, st.integers(0, 600), st.integers(1, 255)))
 def test_rubbish_is_an_error(body: bytes) -> None:
     """Bytes that are no batch of tensors are a ServiceError, nothing else."""  # P34

@@ -35,7 +35,7 @@ def fingerprint_of(config: Config, contents: Mapping[str, str]) -> Fingerprint:
         if prompts.jsonl is not None:
             tasks[task.name] = {
                 "prompts": "jsonl",
-                "prompts.lines": contents.get(task.name),
+                "prompts.jsonl": contents.get(task.name),
                 "prompts.shuffle": prompts.shuffle,
                 "prompts.seed": prompts.seed,
                 "prompts.epochs": prompts.epochs,

@@ -131,7 +131,7 @@ class Journal:
 
     def handed_back(self, group: Group) -> None:
         """Note a group that goes on later."""
-        self._note(notes.HandedBack(group.group_id, group.hand_backs, self._members(group.samples)))
+        self._note(notes.HandedBack(group.group_id, group.hand_backs, group.cuts, self._members(group.samples)))
 
     async def save(self, group: Group) -> None:
         """Make a group ready, durably."""

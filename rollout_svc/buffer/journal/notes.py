@@ -68,6 +68,7 @@ class HandedBack(NamedTuple):
 
     group_id: str
     hand_backs: int
+    cuts: int
     members: tuple[Member, ...]
 
 

@@ -17,7 +17,7 @@ import orjson
 
 from rollout_svc.buffer.journal.records import decode_prompt, decode_sample
 from rollout_svc.buffer.recovered import FoundGroup, FoundLease, Position, Pushed, Recovered
-from rollout_svc.ledger import SETTLED, Account
+from rollout_svc.ledger import Account
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample_state import SampleState
 
@@ -25,7 +25,7 @@ __all__ = ["consumed_since", "read_journal"]
 
 _AGAIN: Final = "SELECT prompt_id, task, prompt, ids FROM again"
 _GROUPS: Final = (
-    "SELECT group_id, task, prompt_id, prompt, ids, size, account, hand_backs FROM groups "
+    "SELECT group_id, task, prompt_id, prompt, ids, size, account, hand_backs, cuts FROM groups "
     "ORDER BY CASE account WHEN 'open' THEN 1 ELSE 0 END, place, number"
 )
 
@@ -33,7 +33,7 @@ _GROUPS: Final = (
 def read_journal(connection: sqlite3.Connection) -> Recovered:
     """Read everything; raises sqlite3.Error, or whatever a damaged blob raises."""
     meta = dict(connection.execute("SELECT key, value FROM meta"))
-    totals = dict(connection.execute("SELECT name, number FROM totals"))
+    groups, samples = _settled(connection)
     return Recovered(
         groups=tuple(_groups(connection)),
         leases=tuple(_leases(connection)),
@@ -42,8 +42,8 @@ def read_journal(connection: sqlite3.Connection) -> Recovered:
         pushed=_pushed(connection),
         returned=tuple(_prompts(connection, f"{_AGAIN} WHERE number < 1 ORDER BY number")),
         again=tuple(_prompts(connection, f"{_AGAIN} WHERE number >= 1 ORDER BY number")),
-        settled_groups=_settled(totals, "groups"),
-        settled_samples=_settled(totals, "samples"),
+        settled_groups=groups,
+        settled_samples=samples,
         late_discarded=meta.get("late_discarded", 0),
         redone=meta.get("redone", 0),
         version=meta.get("version"),
@@ -63,7 +63,8 @@ def _prompts(connection: sqlite3.Connection, query: str, *arguments: Any) -> Ite
 
 
 def _groups(connection: sqlite3.Connection) -> Iterator[FoundGroup]:
-    for group_id, task, prompt_id, prompt, ids, size, account, hand_backs in connection.execute(_GROUPS):
+    for row in connection.execute(_GROUPS):
+        group_id, task, prompt_id, prompt, ids, size, account, hand_backs, cuts = row
         members = [SampleState()] * size
         rows = connection.execute("SELECT member, status, state, tokens FROM samples WHERE group_id = ?", (group_id,))
         for member, status, state, tokens in rows:
@@ -73,6 +74,7 @@ def _groups(connection: sqlite3.Connection) -> Iterator[FoundGroup]:
             prompt=decode_prompt(prompt_id, task, prompt, ids),
             account="aborted" if account == "open" else account,
             hand_backs=hand_backs,
+            cuts=cuts,
             samples=tuple(members),
         )
 
@@ -99,5 +101,11 @@ def _pushed(connection: sqlite3.Connection) -> dict[str, Pushed]:
     return {task: Pushed(frozenset(ids), waiting[task]) for task, ids in known.items()}
 
 
-def _settled(totals: dict[str, int], unit: str) -> dict[Account, int]:
-    return {account: totals[name] for account in sorted(SETTLED) if (name := f"{unit}.{account}") in totals}
+def _settled(connection: sqlite3.Connection) -> tuple[dict[str, dict[Account, int]], dict[Account, int]]:
+    """Totals of groups by task and outcome, and of samples by outcome."""
+    by_task: dict[str, dict[Account, int]] = {}
+    of_samples: dict[Account, int] = {}
+    for task, outcome, groups, samples in connection.execute("SELECT task, outcome, groups, samples FROM totals"):
+        by_task.setdefault(task, {})[outcome] = groups
+        of_samples[outcome] = of_samples.get(outcome, 0) + samples
+    return by_task, of_samples

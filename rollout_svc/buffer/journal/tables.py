@@ -28,7 +28,10 @@ _PUT_SAMPLE: Final = (
     "WHERE EXISTS (SELECT 1 FROM groups WHERE group_id = ?) ON CONFLICT (group_id, member) "
     "DO UPDATE SET status = excluded.status, state = excluded.state, tokens = excluded.tokens"
 )
-_COUNT: Final = "INSERT INTO totals VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET number = number + excluded.number"
+_COUNT: Final = (
+    "INSERT INTO totals SELECT task, ?, 1, size FROM groups WHERE group_id = ? ON CONFLICT (task, outcome) "
+    "DO UPDATE SET groups = groups + 1, samples = samples + excluded.samples"
+)
 _SET_META: Final = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
@@ -92,7 +95,8 @@ class Tables:
             self._do(_PUT_SAMPLE, (group_id, member, state.status, *blobs, group_id))
 
     def _handed_back(self, note: notes.HandedBack) -> None:
-        self._do("UPDATE groups SET hand_backs = ? WHERE group_id = ?", (note.hand_backs, note.group_id))
+        row = (note.hand_backs, note.cuts, note.group_id)
+        self._do("UPDATE groups SET hand_backs = ?, cuts = ? WHERE group_id = ?", row)
         self._put(note.members)
 
     def _saved(self, note: notes.Saved) -> None:
@@ -118,11 +122,7 @@ class Tables:
         self._end(note.group_id, note.outcome)
 
     def _end(self, group_id: str, outcome: str) -> None:
-        row = self._do("SELECT size FROM groups WHERE group_id = ?", (group_id,)).fetchone()
-        if row is None:
-            return
-        self._do(_COUNT, (f"groups.{outcome}", 1))
-        self._do(_COUNT, (f"samples.{outcome}", row[0]))
+        self._do(_COUNT, (outcome, group_id))
         self._do("DELETE FROM samples WHERE group_id = ?", (group_id,))
         self._do("DELETE FROM groups WHERE group_id = ?", (group_id,))
 

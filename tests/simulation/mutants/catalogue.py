@@ -55,6 +55,46 @@ _ALL: Final = (
         ),
     ),
     _mutant(
+        "failed_filter_keeps",
+        "a filter that raises, hangs or talks nonsense has kept its group",
+        "P2",
+        (
+            "rollout.ending",
+            "            _filter_failed(run, tools, failure)\n            continue",
+            "            return None",
+        ),
+    ),
+    _mutant(
+        "kept_before_it_was_heard",
+        "a group counts as kept as soon as its filter is asked, and is not asked about again after a pause",
+        "P2",
+        (
+            "rollout.ending",
+            "    while desk is not None and not group.passed and not run.closed:",
+            "    while desk is not None and not group.passed and not run.closed:\n        group.passed = True",
+        ),
+    ),
+    _mutant(
+        "filtered_group_forgotten",
+        "a group that is filtered is left where it is, and nobody settles it",
+        "hang P8 P9",
+        (
+            "rollout.run",
+            "        if self.closed:\n            return\n        self.closed = True\n        if dropped",
+            "        if self.closed or dropped:\n            return\n        self.closed = True\n        if dropped",
+        ),
+    ),
+    _mutant(
+        "dropped_keeps_its_tokens",
+        "what is filtered or expired keeps its record",
+        "P28",
+        (
+            "sample",
+            "        self.packed = None\n        self.segments = []\n        self.turn = 0",
+            "        self.turn = 0",
+        ),
+    ),
+    _mutant(
         "completed_sibling_reset",
         "a group that goes back takes its completed members through their judge again",
         "P5",
@@ -239,6 +279,78 @@ _ALL: Final = (
             'worker.put_in_quarantine("residual", f"pause {climb.ticket} left {tally.abandoned} requests running")',
             'worker.reason = f"pause {climb.ticket} left {tally.abandoned} requests running"',
         ),
+    ),
+    # -- what survives ---------------------------------------------------------------------------------------
+    _mutant(
+        "prompt_and_group_apart",
+        "a prompt that was admitted is not used up in the journal, and is admitted again after a restart",
+        "P31",
+        ("buffer.journal.tables", "UPDATE pushed SET line = NULL WHERE", "UPDATE pushed SET line = line WHERE"),
+    ),
+    _mutant(
+        "lease_not_durable",
+        "a batch is handed out before its lease is written",
+        "P31",
+        (
+            "batches",
+            "await self._storage.flush()  # a batch that a crash forgot would be handed out a second time",
+            "await asyncio.sleep(0)",
+        ),
+    ),
+    _mutant(
+        "ack_not_durable",
+        "an ack is answered before it is written",
+        "P31",
+        (
+            "batches",
+            "        if self._acknowledge(batch_id):\n            await self._storage.flush()",
+            "        if self._acknowledge(batch_id):\n            await asyncio.sleep(0)",
+        ),
+    ),
+    _mutant(
+        "push_not_durable",
+        "a push is answered before it is written",
+        "P31",
+        (
+            "service",
+            "        producer.wake()\n        await self.parts.storage.flush()",
+            "        producer.wake()\n        await asyncio.sleep(0)",
+        ),
+    ),
+    _mutant(
+        "consumed_comes_back",
+        "an acknowledged batch stays in the journal, and comes back after a restart",
+        "P31",
+        ("buffer.journal.tables", '            self._end(group_id, "consumed")\n', ""),
+    ),
+    _mutant(
+        "expired_prompt_forgotten",
+        "a prompt whose group expired is not in the journal while it waits to be admitted again",
+        "P31",
+        ("buffer.journal.tables", "        if note.again:\n", "        if note.again and not note.group_id:\n"),
+    ),
+    # -- how old things may be -------------------------------------------------------------------------------
+    _mutant(
+        "no_sweep_at_hand_over",
+        "a group is as old as it was when it became ready",
+        "P32",
+        (
+            "batches",
+            "reason = refusal(group, step, self.max_staleness)",
+            "reason = refusal(group, 0, self.max_staleness)",
+        ),
+    ),
+    _mutant(
+        "mask_one_step_late",
+        "a token is masked a step later than its bound says",
+        "P32",
+        ("producer.masking", "span.version < oldest]", "span.version < oldest - 1]"),
+    ),
+    _mutant(
+        "batch_ready_without_its_mix",
+        "a batch that is large enough stops production, whatever its mix lacks",
+        "hang",
+        ("producer.schedule", " and not counts.lacking:", ":"),
     ),
     # -- frozen engines --------------------------------------------------------------------------------------
     _mutant(
