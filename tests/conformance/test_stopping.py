@@ -177,7 +177,7 @@ async def test_waiting_lets_what_runs_finish(site: Site) -> None:
     """In `wait` what was sent ends by itself and counts: nothing is aborted, nothing starts."""  # P9
     async with scene(site) as on:
         await on.full()
-        pausing = on.made.start(on.pause(30.0, mode="wait"))
+        pausing = on.made.start(on.pause(60.0, mode="wait"))
         await on.until(lambda: on.made.service.state == "pausing")
         site.finish()
         report = await pausing
