@@ -301,7 +301,7 @@ async def test_one_silent_engine_does_not_hold_up_another(site: Site) -> None:
         await on.until(lambda: other.running == on.load // 2 == len(on.made.worker().calls))
         await site.wait_inside(on.load // 2)
         site.hang()
-        pausing = on.made.start(on.pause(1.2))
+        pausing = on.made.start(on.pause(2.0))
         await other.wait_idle()  # P12
         assert not pausing.done()
         report = await pausing
