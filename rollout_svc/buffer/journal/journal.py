@@ -82,7 +82,7 @@ class Journal:
 
     def start(self) -> Writer[notes.Note]:
         """Begin to write; in the loop whose notes these will be."""
-        self._writer = Writer(self._connection, self._tables.write, on_failure=self._failed)
+        self._writer = Writer(self._connection, lambda some: self._tables.write(*some), on_failure=self._failed)
         return self._writer
 
     def recover(self) -> Recovered:

@@ -43,6 +43,7 @@ class Tables:
         self._do = connection.execute
         self._do_many = connection.executemany
         self._keep_steps = keep_steps
+        self._members: dict[str, dict[int, notes.Member]] = {}  # of the transaction under way, by group
         self._writers: dict[type, Callable[[Any], None]] = {
             notes.Pushed: self._pushed,
             notes.Admitted: self._admitted,
@@ -57,9 +58,12 @@ class Tables:
             notes.Tallied: self._tallied,
         }
 
-    def write(self, note: notes.Note) -> None:
-        """Write one note; the caller's transaction is open."""
-        self._writers[type(note)](note)
+    def write(self, *some: notes.Note) -> None:
+        """Write notes, in order; the caller's transaction is open. Of a sample only the last state is written."""
+        for note in some:
+            self._writers[type(note)](note)
+        members, self._members = self._members, {}
+        self._do_many(_PUT_SAMPLE, (_row(member) for group in members.values() for member in group.values()))
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
@@ -90,9 +94,8 @@ class Tables:
     # -- work ------------------------------------------------------------------------------------------------
 
     def _put(self, members: Iterable[notes.Member]) -> None:
-        for group_id, member, state, head in members:
-            blobs = encode_sample(state, head)
-            self._do(_PUT_SAMPLE, (group_id, member, state.status, *blobs, group_id))
+        for member in members:
+            self._members.setdefault(member.group_id, {})[member.member] = member
 
     def _handed_back(self, note: notes.HandedBack) -> None:
         row = (note.hand_backs, note.cuts, note.group_id)
@@ -122,6 +125,7 @@ class Tables:
         self._end(note.group_id, note.outcome)
 
     def _end(self, group_id: str, outcome: str) -> None:
+        self._members.pop(group_id, None)
         self._do(_COUNT, (outcome, group_id))
         self._do("DELETE FROM samples WHERE group_id = ?", (group_id,))
         self._do("DELETE FROM groups WHERE group_id = ?", (group_id,))
@@ -165,3 +169,8 @@ class Tables:
 
     def _set(self, key: str, value: int) -> None:
         self._do(_SET_META, (key, value))
+
+
+def _row(member: notes.Member) -> tuple[object, ...]:
+    group_id, index, state, head = member
+    return (group_id, index, state.status, *encode_sample(state, head), group_id)
