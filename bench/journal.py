@@ -30,7 +30,9 @@ ROUNDS: Final = 5
 DELAY_S: Final = 0.05
 IN_FLIGHT: Final = 256
 BATCH: Final = IN_FLIGHT // GROUP_SIZE  # the config's train_batch_size
-WARM_BATCHES: Final = 4
+STALENESS: Final = 7
+"""Groups admitted and not yet consumed may be eight times those that run: a trainer that never holds producing up."""
+WARM_BATCHES: Final = 8
 BATCHES: Final = 32
 """Batches of one round: 8,192 samples."""
 RECOVERED: Final = 100_000
@@ -54,7 +56,10 @@ def rate(served: Served) -> float:
 
 def compare(url: str, folder: Path, rounds: int) -> Point:
     """Measure both, by turns."""
-    with Served([url], IN_FLIGHT, journal=folder / "rate.db") as journalled, Served([url], IN_FLIGHT) as memory:
+    with (
+        Served([url], IN_FLIGHT, journal=folder / "rate.db", max_staleness=STALENESS) as journalled,
+        Served([url], IN_FLIGHT, max_staleness=STALENESS) as memory,
+    ):
         for served in (journalled, memory):
             served.call("POST", "/v1/pause", {})
         pairs, spent = [], []
@@ -70,8 +75,8 @@ def compare(url: str, folder: Path, rounds: int) -> Point:
 
 
 def ready(served: Served) -> int:
-    """Finished samples that wait for a trainer."""
-    return int(orjson.loads(served.call("GET", "/v1/status"))["ledger"]["samples"]["ready"])
+    """Samples of the groups that are finished, and in the journal."""
+    return GROUP_SIZE * int(orjson.loads(served.call("GET", "/v1/status"))["ledger"]["groups"]["ready"])
 
 
 def recover(url: str, folder: Path, samples: int) -> None:

@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
 from random import Random
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from rollout_svc.engines import HttpTransport, Transport
 from rollout_svc.errors import Problem, WorkerFailure
 from rollout_svc.launching import taken_addresses
 from rollout_svc.plan import Plan
-from rollout_svc.preflight import ADMIN_KEY, Answer, complaints, doubts
+from rollout_svc.preflight import Answer, complaints, doubts
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -28,8 +27,6 @@ __all__ = ["DEADLINE_S", "ask_engines", "preflight"]
 DEADLINE_S: Final = 15.0
 """Seconds for all engines to answer: each is asked a handful of small questions."""
 _CALL_S: Final = 3.0  # seconds for one of them; an engine under load answers late
-_ID_BYTES: Final = 16
-_REFUSED: Final = frozenset({401, 403})
 
 
 class _Nobody:
@@ -68,24 +65,9 @@ async def ask_engines(config: Config, transport: Transport, deadline_s: float = 
 
 async def _ask(worker: Worker, transport: Transport) -> Answer:
     try:
-        profile = await Control(transport).probe(worker, _CALL_S)
-        if "abort" in profile.capabilities:
-            await _try_control_key(worker, transport)
+        return await Control(transport).probe(worker, _CALL_S, try_key=True)
     except WorkerFailure as failure:
         return failure
-    return profile
-
-
-async def _try_control_key(worker: Worker, transport: Transport) -> None:
-    """Abort a request that never was: all that can come of it is that the key is refused."""
-    [call, *_] = worker.dialect.abort([os.urandom(_ID_BYTES).hex()])
-    for engine in worker.engines:
-        try:
-            reply = await transport.control(engine, call, _CALL_S)
-        except WorkerFailure:
-            return  # it answered the probe a moment ago; what came instead says nothing of the key
-        if reply.status in _REFUSED:
-            raise WorkerFailure(ADMIN_KEY, f"{call.method} {call.path}: HTTP {reply.status}", hard=True)
 
 
 async def preflight(config: Config, plan: Plan) -> dict[str, Any]:

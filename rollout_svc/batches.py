@@ -205,7 +205,12 @@ class Batches:
 
     def _ahead(self, step: int) -> bool:
         """Whether every token the fleet can make now would be too old at `step`."""
-        return step - self._version() > self.max_staleness
+        return step - self._version() > self._serves
+
+    @property
+    def _serves(self) -> int:
+        """Steps by which tokens that are made now may be behind, and count."""
+        return self.max_staleness if self.max_token_staleness is None else self.max_token_staleness
 
     @property
     def demand(self) -> Demand:
@@ -218,9 +223,11 @@ class Batches:
         return Demand(version, max(version, after if self._next_step is None else self._next_step))
 
     def _too_far(self, step: int) -> Shortage:
-        version, bound = self._version(), self.max_staleness
+        version, bound = self._version(), self._serves
         message = f"step {step} needs weights of version {step - bound} or later, the fleet is at {version}"
-        detail = {"step": step, "weight_version": version, "max_staleness": bound}
+        detail = {"step": step, "weight_version": version, "max_staleness": self.max_staleness}
+        if self.max_token_staleness is not None:
+            detail["max_token_staleness"] = self.max_token_staleness
         return Shortage("not_enough", message, detail)  # not for good: an update may come, also while it is waited for
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:

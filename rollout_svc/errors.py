@@ -24,9 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 __all__ = [
+    "ADMIN_KEY",
     "BadRequest",
     "ConfigError",
     "Conflict",
@@ -46,6 +47,9 @@ __all__ = [
     "Unreachable",
     "WorkerFailure",
 ]
+
+ADMIN_KEY: Final = "admin_key_refused"
+"""Kind of the failure of an engine that let the data key in, and not the control key."""
 
 
 class RolloutError(Exception):

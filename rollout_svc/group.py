@@ -150,6 +150,18 @@ class Group:
         return -inf if None in versions else min((v for v in versions if v is not None), default=inf)
 
     @property
+    def weakest(self) -> float:
+        """The version from which on a member has no token that is younger: inf where none has tokens.
+
+        Where tokens of this version are too old to count, all of some member's are.
+        """
+        newest = (
+            max((-inf if span.version is None else span.version for span in sample.weight_versions), default=inf)
+            for sample in self.samples
+        )
+        return min(newest, default=inf)
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes of the members' encoded records."""
         return sum(len(sample.packed) for sample in self.samples if sample.packed is not None)

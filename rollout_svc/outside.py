@@ -7,6 +7,7 @@ another `Outside` and changes nothing else.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -44,6 +45,7 @@ class Outside:
         launcher: starts engines.
         storage: makes groups durable; None: the journal at `buffer.path`, or memory, which promises nothing.
         new_id: makes ids of requests, groups and batches.
+        wall: wall-clock time, seconds since the epoch, which another life compares with its own.
     """
 
     transport: Callable[[], Transport] = HttpTransport
@@ -51,3 +53,4 @@ class Outside:
     launcher: Callable[[], Launcher] = ProcessLauncher
     storage: Callable[[], Storage] | None = None
     new_id: NewId = _new_id
+    wall: Callable[[], float] = time.time

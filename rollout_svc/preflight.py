@@ -17,12 +17,10 @@ from typing import Final
 
 from rollout_svc.config import Config, SamplingConfig
 from rollout_svc.engines import DIALECTS, EngineProfile
-from rollout_svc.errors import Problem, WorkerFailure
+from rollout_svc.errors import ADMIN_KEY, Problem, WorkerFailure
 
-__all__ = ["ADMIN_KEY", "Answer", "Answers", "complaints", "doubts", "lacking", "last_part"]
+__all__ = ["Answer", "Answers", "complaints", "doubts", "lacking", "last_part"]
 
-ADMIN_KEY: Final = "admin_key_refused"
-"""Kind of the failure of an engine that let the data key in, and not the control key."""
 _KEY_KINDS: Final = frozenset({"unauthorized", "forbidden"})
 _FREEZE: Final = "freeze_keep_kv"
 # What vLLM's development mode brings, on routes that no key guards (`/abort_requests`, `/pause`, `/collective_rpc`, …).

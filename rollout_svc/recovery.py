@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -56,15 +55,19 @@ async def open_storage(config: Config, outside: Outside, restore: Restore | None
     path = None if config.buffer.path is None else Path(config.buffer.path)
     if path is None and restore is None:
         return MemoryStorage()
-    return await asyncio.to_thread(_open, config, path, restore)
+    return await asyncio.to_thread(_open, config, path, restore, outside.wall)
 
 
-def _open(config: Config, path: Path | None, restore: Restore | None) -> Storage:
+def _open(config: Config, path: Path | None, restore: Restore | None, wall: Callable[[], float]) -> Storage:
     contents = {task.name: _digest(Path(task.prompts.jsonl)) for task in config.tasks if task.prompts.jsonl is not None}
     fingerprint = fingerprint_of(config, contents)
     if restore is not None:
         restore_journal(restore.snapshot, path, fingerprint, restore.step)
-    return MemoryStorage() if path is None else Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps)
+    return (
+        MemoryStorage()
+        if path is None
+        else Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps, wall=wall)
+    )
 
 
 def _digest(path: Path) -> str:
@@ -73,9 +76,7 @@ def _digest(path: Path) -> str:
         return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
 
 
-async def recall(
-    parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Callable[[], float] = time.time
-) -> dict[str, int]:
+async def recall(parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Callable[[], float]) -> dict[str, int]:
     """Go on from what the storage found.
 
     Args:

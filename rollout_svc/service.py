@@ -148,7 +148,7 @@ class RolloutService:
             outside=self._outside,
             storage=storage,
         )
-        self.recovered = await recall(parts, self.prepared, self._died)
+        self.recovered = await recall(parts, self.prepared, self._died, self._outside.wall)
         if self.state != "starting":  # stopped meanwhile
             await parts.abandon()
             return

@@ -10,9 +10,9 @@ import pytest
 
 from rollout_svc.asking import ask_engines, preflight
 from rollout_svc.engines import EngineProfile, HttpTransport
-from rollout_svc.errors import WorkerFailure
+from rollout_svc.errors import ADMIN_KEY, WorkerFailure
 from rollout_svc.plan import make_plan
-from rollout_svc.preflight import ADMIN_KEY, Answer
+from rollout_svc.preflight import Answer
 from tests.support.fake_lmdeploy import FakeLMDeploy
 from tests.support.fake_sglang import FakeSGLang, Hang, Status
 from tests.support.fake_vllm import FakeVLLM

@@ -10,8 +10,8 @@ import pytest
 from rollout_svc.config import Config
 from rollout_svc.configfile import config_from_mapping
 from rollout_svc.engines import DIALECTS, EngineProfile, SGLangDialect
-from rollout_svc.errors import WorkerFailure
-from rollout_svc.preflight import ADMIN_KEY, Answer, complaints, doubts
+from rollout_svc.errors import ADMIN_KEY, WorkerFailure
+from rollout_svc.preflight import Answer, complaints, doubts
 
 ABLE = EngineProfile(
     dialect="sglang",

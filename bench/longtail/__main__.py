@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,7 @@ import orjson
 from bench.longtail.cases import BATCH, CASES, CELLS, STRATEGIES, Cell
 from bench.longtail.ideal import ideal, littles_law
 from bench.longtail.outcome import Outcome
-from bench.longtail.run import run_cell, train_s
+from bench.longtail.run import timed, train_s
 from bench.longtail.tables import print_tables
 from bench.longtail.trace import SEED, Trace, make_trace, recorded
 from bench.report import Point, print_report
@@ -38,19 +40,17 @@ def best(cell: Cell, trace: Trace, *, expiring: bool = True) -> Outcome:
     return ideal(trace, cell.slots, BATCH, cell.staleness, seconds, expiring=expiring)
 
 
-def measure(cells: list[Cell], trace: Trace) -> tuple[dict[Cell, Outcome], dict[Cell, Outcome]]:
-    """Play cells; returns what came of each, and what the trace allows those of the last strategy."""
-    found, allowed = {}, {}
-    for number, cell in enumerate(cells, 1):
-        start = time.perf_counter()
-        found[cell] = result = run_cell(cell, trace)
-        if cell.strategy is STRATEGIES[-1]:
-            allowed[cell] = best(cell, trace)
-        say(
-            f"{number}/{len(cells)} {cell.case('')[1:]}: use {result.use:.3f}, long {result.long:.3f}, kept "
-            f"{result.kept:.3f}, {result.batches} batches; {time.perf_counter() - start:.1f} s"
-        )
-    return found, allowed
+def measure(cells: list[Cell], trace: Trace, jobs: int) -> dict[Cell, Outcome]:
+    """Play cells, some at a time; each is the same in whatever process it is played."""
+    found = {}
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for cell, (result, seconds) in zip(cells, pool.map(timed, cells, repeat(trace)), strict=True):
+            found[cell] = result
+            say(
+                f"{len(found)}/{len(cells)} {cell.case('')[1:]}: use {result.use:.3f}, long {result.long:.3f}, kept "
+                f"{result.kept:.3f}, {result.batches} batches; {seconds:.1f} s"
+            )
+    return found
 
 
 def points(cells: list[Cell], found: dict[Cell, Outcome], allowed: dict[Cell, Outcome]) -> dict[str, Point]:
@@ -80,7 +80,7 @@ def chosen(only: list[str] | None) -> list[Cell]:
     return [
         cell
         for cell in CELLS
-        if cell in asked or (cell.strategy is STRATEGIES[0] and (cell.waves, cell.staleness) in compared)
+        if cell in asked or (cell.strategy == STRATEGIES[0] and (cell.waves, cell.staleness) in compared)
     ]
 
 
@@ -91,6 +91,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="another trace than the recorded one")
     parser.add_argument("--plot", type=Path, metavar="SVG", help="draw the figures as well")
     parser.add_argument("--read", type=Path, metavar="JSON", help="draw what was printed before; run nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="cells played at once; the figures are the same")
     options = parser.parse_args()
     if options.read is not None:
         draw(options.plot, options.read.read_bytes().splitlines()[-1])
@@ -101,7 +102,8 @@ def main() -> int:
         f"of a group {trace.mean_longest_tokens:.1f}"
     )
     cells = chosen(options.only)
-    found, allowed = measure(cells, trace)
+    found = measure(cells, trace, options.jobs)
+    allowed = {cell: best(cell, trace) for cell in cells if cell.strategy == STRATEGIES[-1]}
     endless = {cell: best(cell, trace, expiring=False) for cell in allowed}
     print_tables(found, allowed, endless, lambda cell: littles_law(trace, cell.slots, BATCH, cell.staleness))
     cases = points(cells, found, allowed)

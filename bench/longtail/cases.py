@@ -29,6 +29,8 @@ BATCH: Final = 16
 OVER_SAMPLE: Final = 0.2
 """The service's default: four groups more than a batch, for the strategies that oversample."""
 TASK: Final = "trace"
+_NEVER: Final = 100
+"""Steps that no answer takes."""
 TAIL_BATCH: Final = 8
 """Groups that gather before they go first."""
 
@@ -42,12 +44,14 @@ class Strategy:
         scheduling: `producer.strategy`.
         partial: `tasks[].partial_rollout`.
         tail: whether there is a tail batch.
+        ageless: S bounds the window alone: nothing is old enough to expire. None of the cases is.
     """
 
     name: str
     scheduling: Scheduling
     partial: bool = True
     tail: bool = False
+    ageless: bool = False
 
     @property
     def colocated(self) -> bool:
@@ -95,6 +99,7 @@ class Cell:
                     prompts=PromptsConfig(push=True),
                     sampling=SamplingConfig(max_tokens=CUT * MEAN_TOKENS, seed=0),
                     partial_rollout=self.strategy.partial,
+                    max_groups=BATCH * (self.staleness + 1) if self.strategy.ageless else None,
                 ),
             ),
             trainer=TrainerConfig(
@@ -102,7 +107,7 @@ class Cell:
                 prompt_repeat_k=GROUP_SIZE,
                 over_sample_threshold=OVER_SAMPLE,
                 max_batch_per_worker=self.slots,
-                max_staleness=self.staleness,
+                max_staleness=_NEVER if self.strategy.ageless else self.staleness,
             ),
             producer=ProducerConfig(
                 strategy=self.strategy.scheduling, tail_batch_size=TAIL_BATCH if self.strategy.tail else None

@@ -45,10 +45,11 @@ def plot(path: Path, points: list[dict[str, Any]]) -> None:
             axes[0].set_ylabel(_LABELS[measure])
             for axis, staleness in zip(axes, STALENESS, strict=True):
                 _panel(axis, measure, staleness, values)
+            axes[0].set_ylim(bottom=0)  # of the whole row, once everything is in it
         for axis, staleness in zip(grid[0], STALENESS, strict=True):
             axis.set_title(f"staleness {staleness}", fontsize=10)
         for axis in grid[-1]:
-            axis.set_xlabel("waves: samples of a batch over slots")
+            axis.set_xlabel("waves")
         names = [strategy.name for strategy in STRATEGIES]
         figure.legend(grid[0][0].get_lines(), names, loc="upper center", ncols=len(names), frameon=False)
         figure.tight_layout(rect=(0, 0, 1, 0.96))
@@ -67,7 +68,6 @@ def _panel(axis: Any, measure: str, staleness: int, values: dict[str, float]) ->
     axis.set_xticks(range(len(WAVES)), [str(waves) for waves in WAVES])
     axis.grid(visible=True, axis="y", color="#e2e8f0", linewidth=0.7)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_ylim(bottom=0)
 
 
 def _small(svg: str) -> str:

@@ -9,6 +9,7 @@ make a batch, and then updates with a pause.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -27,7 +28,7 @@ from rollout_svc.service import RolloutService
 if TYPE_CHECKING:
     from rollout_svc.batches import Batch
 
-__all__ = ["run_cell", "train_s"]
+__all__ = ["run_cell", "timed", "train_s"]
 
 _URL: Final = "http://trace:1"
 _TRAIN_SHARE: Final = 0.5
@@ -53,6 +54,7 @@ class _OnePass(PushSource):
     dry_at_s = 0.0
 
     def advance(self) -> Position:
+        """Use a prompt up."""
         position = super().advance()
         if not self._lines:
             self.exhausted = True
@@ -159,3 +161,9 @@ def run_cell(cell: Cell, trace: Trace) -> Outcome:
         RuntimeError: a request waited within the engine, or too few batches came.
     """
     return virtual.run(_play(cell, trace))
+
+
+def timed(cell: Cell, trace: Trace) -> tuple[Outcome, float]:
+    """Play a cell; returns with it the seconds of this processor that it took."""
+    start = time.process_time()
+    return run_cell(cell, trace), time.process_time() - start

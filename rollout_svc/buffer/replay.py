@@ -17,6 +17,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from rollout_svc.group import Group
@@ -54,7 +55,7 @@ class ReplayBuffer:
         self._by_age: list[tuple[float, float, int, Group]] = []  # a heap; entries of groups that left are dropped late
         self._put = 0
         self._ready: OrderedDict[str, Group] = OrderedDict()
-        self._oldest: Counter[float] = Counter()  # of the ready groups, how many have this as their oldest version
+        self._ages: Counter[tuple[float, float]] = Counter()  # ready groups by their oldest version and their weakest
         self._leases: dict[str, Lease] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._listeners: list[Callable[[], None]] = []
@@ -160,9 +161,12 @@ class ReplayBuffer:
         """Those groups, oldest first."""
         return iter(tuple(self._ready.values()))
 
-    def ready_since(self, version: float) -> int:
-        """How many of them have no token older than this version, nor one of an unknown version."""
-        return sum(count for oldest, count in self._oldest.items() if oldest >= version)
+    def ready_since(self, version: float, counting: float = -inf) -> int:
+        """How many of them have no token older than `version`, nor one of an unknown version.
+
+        Only those count of whose members each has a token of version `counting` or younger.
+        """
+        return sum(n for (oldest, weakest), n in self._ages.items() if oldest >= version and weakest >= counting)
 
     def put_ready(self, group: Group) -> None:
         """Keep a finished group."""
@@ -175,15 +179,16 @@ class ReplayBuffer:
 
     def _enter(self, group: Group) -> None:
         self._ready[group.group_id] = group
-        self._oldest[group.oldest] += 1
+        self._ages[group.oldest, group.weakest] += 1
         self.ready_bytes += group.payload_bytes
 
     def _leave(self, group: Group) -> None:
         del self._ready[group.group_id]
         self.ready_bytes -= group.payload_bytes
-        self._oldest[group.oldest] -= 1
-        if not self._oldest[group.oldest]:
-            del self._oldest[group.oldest]
+        age = group.oldest, group.weakest
+        self._ages[age] -= 1
+        if not self._ages[age]:
+            del self._ages[age]
 
     # -- leases ----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,11 @@ class Endpoint:
         key = admin_key or api_key
         self.admin_headers = base | ({"Authorization": f"Bearer {key}"} if key else {})
 
+    @property
+    def guarded(self) -> bool:
+        """Whether its control requests carry a key."""
+        return "Authorization" in self.admin_headers
+
     def moved(self, url: str) -> Endpoint:
         """The same keys at another address."""
         there = Endpoint(url, None, None)

@@ -137,7 +137,7 @@ def _version(answer: Answer) -> str:
     except (ValueError, KeyError, TypeError):
         version = None
     if reply.status != OK or not isinstance(version, str):
-        raise WorkerFailure("wrong_dialect", f"not vLLM: GET /version answered {_quoted(reply)}")
+        raise WorkerFailure("wrong_dialect", f"GET /version answered {_quoted(reply)}")
     return version
 
 
@@ -150,7 +150,7 @@ def _model(answer: Answer) -> dict[str, Any]:
         found = orjson.loads(reply.body)["data"]
         model: dict[str, Any] = next(card for card in found if card.get("parent") is None)
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        raise WorkerFailure("wrong_dialect", f"not vLLM: GET /v1/models answered {_quoted(reply)}") from None
+        raise WorkerFailure("wrong_dialect", f"GET /v1/models answered {_quoted(reply)}") from None
     return model
 
 

@@ -49,10 +49,12 @@ class _Payload:
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """One judged answer.
+    """One judged answer, as a judger saw it and with what came of that.
 
     Attributes:
         sample_id: `<group_id>.<index>`.
+        group_id: of its group.
+        task: its name.
         index: its place in the group, from 0.
         status: `COMPLETED`.
         reward: what the judger gave.
@@ -63,6 +65,8 @@ class SampleView:
     """
 
     sample_id: str
+    group_id: str
+    task: str
     index: int
     status: str
     reward: float
@@ -71,6 +75,21 @@ class SampleView:
     response_length: int
     weight_versions: tuple[VersionSpan, ...]
     _payload: _Payload = field(repr=False, compare=False)
+
+    @property
+    def prompt(self) -> Any:
+        """The line's own `messages` or `text`; None when it came as ids."""
+        return copy.deepcopy(self._payload.prompt.content)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The encoded prompt."""
+        return list(self._payload.prompt.input_ids)
+
+    @property
+    def ground_truth(self) -> Any:
+        """Whatever the judger compared with."""
+        return copy.deepcopy(self._payload.prompt.ground_truth)
 
     @property
     def reward_parts(self) -> dict[str, float]:
@@ -156,6 +175,8 @@ def view_of(group: Group) -> GroupView:
     samples = tuple(
         SampleView(
             sample_id=sample.sample_id,
+            group_id=sample.group_id,
+            task=group.prompt.task,
             index=sample.index,
             status=str(sample.status),
             reward=sample.reward or 0.0,

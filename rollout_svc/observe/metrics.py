@@ -132,6 +132,7 @@ class Metrics:
         self._absent = Gauge("rollout_no_worker_seconds", "Time without a worker in traffic", registry=registry)
         self._is = Gauge("rollout_service_state", "1 for the state it is in", ["state"], registry=registry)
         self._ready = Gauge("rollout_buffer_ready_groups", "Groups ready for a trainer", registry=registry)
+        self._bytes = Gauge("rollout_buffer_bytes", "Encoded samples of finished groups", registry=registry)
         self._eval = Gauge(
             "rollout_evaluation_ledger", "Groups and samples of lane eval", ["unit", "account"], registry=registry
         )
@@ -157,6 +158,7 @@ class Metrics:
             self._limit.labels(worker["id"]).set(worker["limit"])
             self._state.labels(worker["id"], worker["state"]).set(1)
         self._ready.set(status["buffer"]["ready"])
+        self._bytes.set(status["buffer"]["bytes"])
         self._version.set(status["weight_version"])
         self._rss.set(status["rss_bytes"])
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

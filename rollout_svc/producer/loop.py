@@ -8,7 +8,6 @@ Invariants:
 - A prompt is used up in the same step that admits it; a loop that is stopped anywhere loses none.
 - Whatever could change the decision calls `wake`; what rests, groups or new prompts, sets the one timer there is.
 - While nothing can be started the loop says why, once per reason.
-- A prompt that cannot be used is admitted and settled FAILED, with its problem said: it is counted and not lost.
 """
 
 from __future__ import annotations
@@ -23,19 +22,12 @@ from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.config import Strategy, TrainerConfig
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import (
-    EventBus,
-    GroupAdmitted,
-    GroupFinished,
-    GroupSettled,
-    ProducerWaiting,
-    SampleFailed,
-    SourceSkips,
-)
+from rollout_svc.events import EventBus, GroupFinished, GroupSettled, ProducerWaiting, SourceSkips
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.plan import Plan
+from rollout_svc.producer.admission import Admission, prompt_of
 from rollout_svc.producer.caution import Cautions
 from rollout_svc.producer.expiry import EarlyCancel
 from rollout_svc.producer.lines import PromptLine
@@ -93,21 +85,27 @@ class Producer:
         self._ledger = ledger
         self._bus = bus
         self._codec = codec
-        self._tally = tally
-        self._storage = storage
         self._settling = settling
         self._runtimes = runtimes
         self._sources = sources
         self._strategy: Strategy = strategy
-        self._group_size = 1
         self._early = EarlyCancel(
             gate=gate, rollouts=rollouts, buffer=buffer, settling=settling, tail=tail, runtimes=runtimes
         )
-        self._new_id = new_id
         self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._caution = Cautions(runtimes)
+        self._admission = Admission(
+            ledger=ledger,
+            buffer=buffer,
+            storage=storage,
+            settling=settling,
+            tally=tally,
+            bus=bus,
+            caution=self._caution,
+            new_id=new_id,
+        )
         self.mixture = Mixture(
             shares={name: Share(runtime.weight, runtime.max_groups) for name, runtime in runtimes.items()},
             ledger=ledger,
@@ -160,7 +158,7 @@ class Producer:
     def follow(self, plan: Plan, trainer: TrainerConfig) -> None:
         """Follow another plan from now on; groups under way keep their size."""
         self.rule = make_rule(self._strategy, trainer, required=plan.required, max_groups=plan.max_groups)
-        self._group_size = trainer.prompt_repeat_k
+        self._admission.group_size = trainer.prompt_repeat_k
         self.wake()
 
     def return_first(self, prompts: Iterable[Prompt]) -> None:
@@ -213,7 +211,7 @@ class Producer:
         now = asyncio.get_running_loop().time()
         ledger, demand, tail = self._ledger, self.demand(), self.tail
         self._active_workers = len(self._pool.active)
-        fresh = self._buffer.ready_since(demand.next_step - rule.max_staleness)
+        fresh = self._buffer.ready_since(demand.next_step - rule.max_staleness, demand.next_step - rule.serves)
         under_way = ledger.groups("queued") + ledger.groups("in_flight") + ledger.groups("aborted")
         return Counts(
             gate_open=self._gate.is_open("train"),
@@ -303,7 +301,7 @@ class Producer:
         if self.mixture.at_limit(entry.task):
             self.tail.defer()
             return True
-        group = self._enter(entry, None)
+        group = self._admission.enter(entry, None)
         self.tail.started(group)
         self._run(group)
         return True
@@ -347,50 +345,15 @@ class Producer:
     def _start(
         self, task: str, line: PromptLine, ids: list[int], failure: SampleFailure | None, position: Position | None
     ) -> None:
-        content = line.content
-        prompt = Prompt(
-            prompt_id=line.prompt_id,
-            task=task,
-            input_ids=ids,
-            content=content.get("messages") or content.get("text"),
-            ground_truth=content.get("ground_truth"),
-            meta=dict(content.get("meta") or {}),
-            engine_extra=dict(content.get("engine_extra") or {}),
-        )
-        group = self._enter(prompt, position)
-        if failure is not None:
-            self._fail(group, failure)
-            return
-        self._run(group)
+        group = self._admission.enter(prompt_of(line, task, ids), position)
+        if failure is None:
+            self._run(group)
+        else:
+            self._admission.fail(group, failure)
 
     def _run(self, group: Group) -> None:
         self.waiting = ""
         self._rollouts.start(group, self._runtimes[group.prompt.task])
-
-    def _enter(self, prompt: Prompt, position: Position | None) -> Group:
-        """Admit a prompt: a group of it is in the ledger; the caller starts it or settles it in this very step."""
-        now = asyncio.get_running_loop().time()
-        group = Group(
-            group_id=self._new_id(),
-            prompt=prompt,
-            size=self._group_size,
-            lane="train",
-            ledger=self._ledger,
-            now=now,
-        )
-        self._storage.admitted(group, position)
-        self._caution.admitted(prompt.task, now)
-        self._bus.emit(GroupAdmitted(group.group_id, prompt.task, self._group_size))
-        return group
-
-    def _fail(self, group: Group, failure: SampleFailure) -> None:
-        """Settle a group whose prompt cannot be used; trying it again would change nothing."""
-        reason = failure.reason
-        self._tally.failed[reason] += 1
-        failed = SampleFailed(group.samples[0].sample_id, group.prompt.task, reason, failure.message, 1, final=True)
-        self._bus.emit(failed)
-        self._settling.settle(group, "failed", reason)
-        self._buffer.changed()  # a batch may have waited for it
 
     # -- what changes the decision ---------------------------------------------------------------------------
 

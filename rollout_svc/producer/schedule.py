@@ -105,6 +105,7 @@ class Rule:
         update_interval: steps between two updates of the weights.
         required: requests per worker that the plan asks for.
         max_groups: the plan's bound on unsettled groups.
+        max_token_staleness: steps by which a token may be behind and count; None: as many as its group.
     """
 
     strategy: Strategy
@@ -114,13 +115,19 @@ class Rule:
     update_interval: int
     required: int
     max_groups: int
+    max_token_staleness: int | None = None
+
+    @property
+    def serves(self) -> int:
+        """Steps by which what is finished under one version may be behind: beyond, all its tokens would be masked."""
+        return self.max_staleness if self.max_token_staleness is None else self.max_token_staleness
 
     def room(self, demand: Demand) -> int:
         """Batches that tokens made now can still serve; 0 or less: none.
 
         With `sync` the last of them is the last step before the next update.
         """
-        bound = self.update_interval - 1 if self.strategy == "sync" else self.max_staleness
+        bound = self.update_interval - 1 if self.strategy == "sync" else self.serves
         return min(bound + 1, bound + demand.version - demand.next_step + 1)
 
     def needed(self, demand: Demand) -> int:
@@ -134,8 +141,8 @@ class Rule:
             return 0
         if self.strategy == "sync":
             return needed
-        # At staleness 0 the surplus of every batch expires: there, and only there, the budget is for that.
-        served = room * needed + (self.budget if self.max_staleness == 0 else 0)
+        # Where only the next step can be served the surplus of every batch expires: there the budget is for that.
+        served = room * needed + (self.budget if self.serves == 0 else 0)
         return min(needed + self.budget, served) if self.strategy == "async" else served
 
 
@@ -150,6 +157,7 @@ def make_rule(strategy: Strategy, trainer: TrainerConfig, *, required: int, max_
         update_interval=trainer.update_interval,
         required=required,
         max_groups=max_groups,
+        max_token_staleness=trainer.max_token_staleness,
     )
 
 

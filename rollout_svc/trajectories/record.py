@@ -38,12 +38,17 @@ class Entry:
         return sum(map(len, self.samples))
 
     def line(self) -> bytes:
-        """The line, with its line feed; takes milliseconds for long answers."""
-        members = [
-            b"%s,%s" % (packed[:-1], orjson.dumps({"generate_s": generate_s, "judge_s": judge_s})[1:])
-            for packed, (generate_s, judge_s) in zip(self.samples, self.seconds, strict=True)
-        ]
-        return b"".join((orjson.dumps(self.head)[:-1], b',"samples":[', b",".join(members), b"]}\n"))
+        """The line, with its line feed."""
+        pieces: list[bytes | memoryview] = [orjson.dumps(self.head)[:-1], b',"samples":[']
+        for packed, (generate_s, judge_s) in zip(self.samples, self.seconds, strict=True):
+            pieces += (
+                memoryview(packed)[:-1],
+                b",",
+                orjson.dumps({"generate_s": generate_s, "judge_s": judge_s})[1:],
+                b",",
+            )
+        pieces[-1] = b"]}\n"
+        return b"".join(pieces)  # the one copy: it holds the interpreter while it is made
 
 
 def entry_of(group: Group, *, now: float, wall: float) -> Entry:

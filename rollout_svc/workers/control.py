@@ -18,13 +18,15 @@ from typing import Final, TypeVar
 from rollout_svc.engines import Call, Dialect, Endpoint, EngineInfo, EngineProfile, Health, Reply, Transport
 from rollout_svc.engines.parsing import OK
 from rollout_svc.engines.router import LISTING, OWN, listed_engines, too_many
-from rollout_svc.errors import WorkerFailure
+from rollout_svc.errors import ADMIN_KEY, WorkerFailure
 from rollout_svc.workers.merging import merged_failure, merged_info, merged_profile, total
 from rollout_svc.workers.worker import Worker
 
 __all__ = ["CONTROL_TIMEOUT_S", "Control"]
 
 CONTROL_TIMEOUT_S: Final = 2.0  # seconds for one short control attempt; repeating is the caller's
+_NOBODY: Final = "0" * 32  # a wire id that no request gets: ids are random
+_REFUSED: Final = frozenset({401, 403})
 
 T = TypeVar("T")
 
@@ -35,11 +37,18 @@ class Control:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def probe(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> EngineProfile:
+    async def probe(
+        self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S, *, try_key: bool = False
+    ) -> EngineProfile:
         """Find out what the worker's engine is, and have it spoken to in its dialect from now on.
 
+        Args:
+            worker: whose engine.
+            timeout_s: seconds for each question.
+            try_key: find out whether it takes aborts from us also where they carry no key.
+
         Raises:
-            WorkerFailure: it is not there, refuses the key, is unfit, or is none of the engines it may be.
+            WorkerFailure: it is not there, refuses a key, is unfit, or is none of the engines it may be.
         """
         failures: list[WorkerFailure] = []
         for dialect in worker.candidates:
@@ -52,6 +61,8 @@ class Control:
                 failures.append(failure)
             else:
                 await self._check_front(worker, timeout_s, first=True)
+                if "abort" in profile.capabilities and (try_key or worker.endpoint.guarded):
+                    await self._try_control_key(worker, dialect, timeout_s)
                 worker.introduce(dialect, profile)
                 return profile
         names = " nor ".join(dialect.name for dialect in worker.candidates)
@@ -66,6 +77,17 @@ class Control:
                 return failure
 
         return dialect.parse_probe([await ask(call) for call in dialect.probe()])
+
+    async def _try_control_key(self, worker: Worker, dialect: Dialect, timeout_s: float) -> None:
+        """Abort a request that never was: all that can come of it is that the key is refused."""
+        call = dialect.abort([_NOBODY])[0]
+        for engine in worker.engines:
+            try:
+                reply = await self._transport.control(engine, call, timeout_s)
+            except WorkerFailure:
+                return  # it answered the probe a moment ago; what came instead says nothing of the key
+            if reply.status in _REFUSED:
+                raise WorkerFailure(ADMIN_KEY, f"{call.method} {call.path}: HTTP {reply.status}", hard=True)
 
     async def info(self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S) -> EngineInfo:
         """Ask for the weight label; engines that do not agree have none together. Raises WorkerFailure."""

@@ -18,7 +18,7 @@ from typing import Final
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import EngineInfo, GenerateRequest, Transport
-from rollout_svc.errors import SampleFailure, WorkerFailure
+from rollout_svc.errors import ADMIN_KEY, SampleFailure, WorkerFailure
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
@@ -41,7 +41,7 @@ _RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined work
 _REFUSED_CAP_S: Final = 30.0  # seconds between two tries to bring the weights to a worker that refuses them
 _CANARY_S: Final = 10.0  # seconds a quarantined engine has to make one token
 _CANARY_SAMPLING: Final = SamplingConfig(max_tokens=1)
-REFUSING: Final = frozenset({"unauthorized", "forbidden", "not_found", "unfit", "wrong_dialect"})
+REFUSING: Final = frozenset({ADMIN_KEY, "unauthorized", "forbidden", "not_found", "unfit", "wrong_dialect"})
 """Kinds of failure of an engine that answers, and says no: waiting does not help."""
 
 _PATIENCE: Final = (

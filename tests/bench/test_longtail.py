@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 from array import array
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -175,6 +176,18 @@ def test_what_is_cut_by_updates_goes_on_before_what_waits() -> None:
     assert found.use >= 0.95 * allowed.use
     assert found.rate >= 0.95 * allowed.rate
     assert found.kept >= 0.95 * allowed.kept
+
+
+def test_a_window_in_place_of_a_bound_on_age_loses_nothing() -> None:
+    """`tasks[].max_groups` of S + 1 batches under a wide `max_staleness`: every prompt is trained, at no lower rate."""
+    cell, trace = _cell("disaggregated+partial", 4, 1), make_trace(1, prompts=400)
+    windowed = replace(cell, strategy=replace(cell.strategy, ageless=True))
+    bound, found = run.run_cell(cell, trace), run.run_cell(windowed, trace)
+    allowed = ideal(trace, cell.slots, cases.BATCH, 1, run.train_s(trace, cell), expiring=False)
+    assert bound.long < 0.5
+    assert found.long == allowed.long == 1.0
+    assert found.use >= 0.95 * allowed.use
+    assert found.rate >= bound.rate
 
 
 def test_the_tail_batch_trains_every_prompt() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Dialect, GenerateRequest
 from tests.conformance.site import OVER_A_FREEZE, SLOTS, control_paths
+from tests.support.bell import WAIT_S
 from tests.support.faults import Fault, Hang, Refusal
 from tests.support.sglang_wire import Finish, Reply
 
@@ -61,6 +62,7 @@ class FakeSite:
 
     slots = SLOTS
     pace = 1.0
+    wait_s = WAIT_S
     worker: Mapping[str, Any] = {}
     kin: Mapping[str, Any] = {}
 

@@ -13,6 +13,7 @@ import aiohttp
 from bench.process import Child
 from rollout_svc.engines import Dialect, Reply, SGLangDialect
 from tests.conformance.site import LOST_ABORTS, SLOTS
+from tests.support.bell import WAIT_S
 
 __all__ = ["ALL_CAPABILITIES", "BuiltInSite", "Engine"]
 
@@ -57,6 +58,7 @@ class BuiltInSite:
     name = "built-in"
     slots = SLOTS
     pace = 1.0
+    wait_s = WAIT_S
     capabilities = ALL_CAPABILITIES
     worker: Mapping[str, Any] = {}
     kin: Mapping[str, Any] = {"model_path": "tiny", "tokenizer_path": "bytes"}

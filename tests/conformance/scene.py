@@ -12,7 +12,6 @@ import pytest
 from rollout_svc.events import SampleFailed
 from rollout_svc.pause.report import PauseReport
 from tests.conformance.site import Site
-from tests.support.bell import WAIT_S
 from tests.support.recorded import RecordedTransport
 from tests.support.stage import Stage, stage
 
@@ -47,8 +46,8 @@ class Scene:
         return await self.made.pause(deadline_s * self.site.pace, **rest)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait, at the site's pace."""
-        await self.made.until(holds, timeout_s=WAIT_S * self.site.pace)
+        """Wait as long as the site may take."""
+        await self.made.until(holds, timeout_s=self.site.wait_s)
 
     async def full(self) -> None:
         """Have the site hold as many requests as make its load."""
@@ -76,7 +75,7 @@ class Scene:
     async def whole(self, prompts: int | None = None) -> dict[str, dict[str, Any]]:
         """Let everything end, and take it: by prompt, checked to be whole, with nothing lost and nothing too much."""
         self.site.finish()
-        batch = await self.made.take(0, prompts or self.load, WAIT_S * self.site.pace)
+        batch = await self.made.take(0, prompts or self.load, self.site.wait_s)
         records = {group["prompt"]["id"]: group["samples"][0] for group in batch["groups"]}
         assert len(records) == (prompts or self.load)
         for record in records.values():
@@ -105,7 +104,7 @@ async def scene(site: Site, *others: Mapping[str, Any], **sections: Any) -> Asyn
         "trainer": {"train_batch_size": _load(site)},
         "pause": {"quarantine_s": _QUARANTINE_S},
         "sampling": dict(site.sampling),
-        "start_timeout_s": WAIT_S * site.pace,
+        "start_timeout_s": site.wait_s,
     }
     async with stage(worker, *others, transport=lambda: transport, **(settings | sections)) as made:
         transport.on_sent = made.bell.ring

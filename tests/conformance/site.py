@@ -28,7 +28,8 @@ class Site(Protocol):
         capabilities: what registration is to find.
         sampling: the task's settings, under which a request uses its whole `max_tokens` unless it is stopped.
         slots: requests it decodes together.
-        pace: how many times longer than a fake it may take for what it does: deadlines and waits are stretched by it.
+        pace: how many times longer than a fake it may take to obey: deadlines are stretched by it.
+        wait_s: seconds within which whatever is waited for has come.
         worker: further keys of its worker in the configuration.
         kin: what a `FakeSGLang` has to say of itself to be let in beside it.
         unshown: promises that cannot be shown here, by the name of their test, and why.
@@ -40,6 +41,7 @@ class Site(Protocol):
     sampling: Mapping[str, Any]
     slots: int
     pace: float
+    wait_s: float
     worker: Mapping[str, Any]
     kin: Mapping[str, Any]
     unshown: Mapping[str, str]

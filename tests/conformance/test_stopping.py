@@ -176,7 +176,7 @@ async def test_waiting_lets_what_runs_finish(site: Site) -> None:
     """In `wait` what was sent ends by itself and counts: nothing is aborted, nothing starts."""  # P9
     async with scene(site) as on:
         await on.full()
-        pausing = on.made.start(on.pause(30.0, mode="wait"))
+        pausing = on.made.start(on.pause(60.0, mode="wait"))
         await on.until(lambda: on.made.service.state == "pausing")
         site.finish()
         report = await pausing
@@ -329,7 +329,7 @@ async def test_one_silent_engine_does_not_hold_up_another(site: Site) -> None:
         await on.until(lambda: other.running == on.load // 2 == len(on.made.worker().calls))
         await site.wait_inside(on.load // 2)
         site.hang()
-        pausing = on.made.start(on.pause(1.2))
+        pausing = on.made.start(on.pause(2.0))
         await other.wait_idle()  # P12
         assert not pausing.done()
         report = await pausing

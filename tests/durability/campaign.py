@@ -38,12 +38,15 @@ MOMENTS: Final = {
     "paused": 1,
     "resume": 1,
     "checkpoint": 2,
-    "restore": 1,
+    "restore": 2,
 }
 """When it is killed, and how often in comparison."""
-_WITHIN_S: Final = {"take": 0.03, "ack": 0.006, "push": 0.008, "pause": 0.02, "resume": 0.01, "checkpoint": 0.04}
+_WITHIN_S: Final = {"take": 0.03, "ack": 0.004, "push": 0.004, "pause": 0.01, "resume": 0.004, "checkpoint": 0.03}
 """The kill comes so long after the call, at most: about as long as the call takes."""
+_ANSWERED: Final = 0.3  # share of the calls that are answered first, so that the kill comes right after
+_ANSWERED_S: Final = 5.0
 _WORK_S: Final = (0.05, 0.5)
+_SNAPSHOTS: Final = ("snapshot0.db", "snapshot1.db")
 _LINES: Final = 40
 _PASSES: Final = 6
 _MOST_PUSHED: Final = 120
@@ -124,7 +127,8 @@ class _Chapter:
         call = await self._call_of(moment)
         if call is not None:
             under_way = asyncio.ensure_future(call())
-            await asyncio.wait({under_way}, timeout=self.rng.uniform(0.0, _WITHIN_S[moment]))
+            late_s = _ANSWERED_S if self.rng.random() < _ANSWERED else self.rng.uniform(0.0, _WITHIN_S[moment])
+            await asyncio.wait({under_way}, timeout=late_s)
             self.tally.unanswered[moment] += not under_way.done()
             await self.site.kill()
             with contextlib.suppress(Unreachable, NotNow):
@@ -148,20 +152,20 @@ class _Chapter:
             await trainer.pause()
             return trainer.resume if moment == "resume" else None
         if moment == "checkpoint":
-            path = self.site.folder / "snapshot.db"
+            path = self.site.folder / self.rng.choice(_SNAPSHOTS)
             return lambda: self._checkpoint(path, acks)
         return None
 
     async def _checkpoint(self, path: Path, acks: tuple[str, ...]) -> None:
         """Write a snapshot; it is one to go back to once it was answered."""
-        self.snapshot = None  # whatever lies there may be replaced from now on
+        if self.snapshot is not None and self.snapshot.path == path:
+            self.snapshot = None  # whatever lies there may be replaced from now on
         await self.trainer.checkpoint(path, acks)
         self.snapshot = _Snapshot(path, self.trainer.books.copy(), self.trainer.step)
 
     def check_snapshot(self) -> None:
         """What lies at a snapshot's place is whole, whenever the kill came."""
-        path = self.site.folder / "snapshot.db"
-        if path.exists():
+        for path in self.site.folder.glob("snapshot*"):
             with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as found:
                 assert found.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 

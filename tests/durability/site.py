@@ -88,6 +88,18 @@ class Site:
         """Whether there is a process that has not ended."""
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def ended(self, timeout_s: float) -> int:
+        """Wait for its end; returns its exit status."""
+        assert self._process is not None
+        async with asyncio.timeout(timeout_s):
+            return await self._process.wait()
+
     async def spawn(self, *flags: str) -> None:
         """Start a process; it is not ready yet."""
         command = [sys.executable, "-m", "rollout_svc", "serve", "--config", str(self._config), *flags]

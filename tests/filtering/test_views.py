@@ -35,6 +35,8 @@ def test_a_view_shows_what_was_judged() -> None:
     one = view.samples[1]
     assert (one.sample_id, one.index, one.status, one.reward) == ("g.1", 1, "COMPLETED", 1.0)
     assert (one.response, one.response_ids, one.loss_mask, one.response_length) == ("answer 1", [7, 8], [1, 1], 2)
+    assert (one.group_id, one.task, one.prompt, one.prompt_ids) == ("g", "t", "what?", [1, 2, 3])
+    assert one.ground_truth == {"deep": [1]}
     assert (one.reward_parts, one.meta, one.weight_versions[0].version) == ({}, {"level": {"n": 1}}, 0)
 
 
@@ -44,6 +46,7 @@ def spoil(view: GroupView) -> None:
     view.meta["level"]["n"] = 2
     view.prompt_ids.append(4)
     for sample in view.samples:
+        sample.ground_truth["deep"].append(3)
         sample.meta["level"]["n"] = 2
         sample.response_ids.append(9)
         sample.reward_parts["mine"] = 1.0

@@ -51,7 +51,7 @@ class Model:
 
     def counts(self) -> Counts:
         demand, ledger = self.demand(), self.ledger
-        fresh = self.buffer.ready_since(demand.next_step - self.rule.max_staleness)
+        fresh = self.buffer.ready_since(demand.next_step - self.rule.max_staleness, demand.next_step - self.rule.serves)
         out = ledger.groups("in_flight") + ledger.groups("aborted") - self.tail.waiting_groups + fresh
         return Counts(
             gate_open=True,

@@ -64,6 +64,7 @@ def test_a_member_without_a_token_left_spends_its_group(
         made and all(version is None or step - version > bound for version in made) for made in versions
     )
     assert spent(group, oldest_unmasked(step, bound)) == wanted
+    assert bound is None or (group.weakest < step - bound) == wanted
 
 
 def test_a_record_in_which_nothing_is_masked_is_not_copied() -> None:

@@ -16,10 +16,12 @@ strategies = st.sampled_from(get_args(Strategy))
 def rules(draw: st.DrawFn) -> Rule:
     """Draw the rule of settings that are not refused."""
     interval = draw(st.integers(1, 3))
+    bound = draw(st.integers(interval - 1, 4))
     trainer = TrainerConfig(
         train_batch_size=draw(st.integers(1, 5)),
         over_sample_threshold=draw(st.sampled_from((0.0, 0.2, 1.0))),
-        max_staleness=draw(st.integers(interval - 1, 4)),
+        max_staleness=bound,
+        max_token_staleness=draw(st.none() | st.integers(interval - 1, bound)),
         update_interval=interval,
     )
     plan = make_plan(trainer, [None])
@@ -96,7 +98,7 @@ def test_it_waits_for_a_reason_that_is_the_case(now: Counts, rule: Rule) -> None
         "gate_closed": not now.gate_open,
         "no_worker": now.active_workers == 0,
         "weights": rule.strategy == "sync" and now.demand.next_step - now.demand.version >= rule.update_interval,
-        "step_ahead": now.demand.next_step - now.demand.version > rule.max_staleness,
+        "step_ahead": now.demand.next_step - now.demand.version > rule.serves,
         "batch_ready": rule.strategy == "async" and now.ready >= needed and not now.lacking,
         "target_reached": now.generating >= rule.required * now.active_workers,
         "tail_round": now.tail.on and now.tail.left > 0 and now.out >= needed,
@@ -115,7 +117,7 @@ def test_it_waits_for_a_reason_that_is_the_case(now: Counts, rule: Rule) -> None
 def test_whoever_waits_for_a_step_in_reach_is_worked_for(rule: Rule, ahead: int) -> None:
     """The limit is never below what a take of such a step asks for: all that is out being ready would meet it."""
     for asked in range(rule.max_groups + 1):
-        demand = Demand(3, 3 + min(ahead, rule.max_staleness), asked)
+        demand = Demand(3, 3 + min(ahead, rule.serves), asked)
         if rule.strategy != "sync" or demand.next_step - 3 < rule.update_interval:
             assert rule.limit(demand) >= max(asked, rule.batch)
 
@@ -123,9 +125,9 @@ def test_whoever_waits_for_a_step_in_reach_is_worked_for(rule: Rule, ahead: int)
 @given(rules())
 def test_the_strategies_differ_in_how_far_ahead_they_run(rule: Rule) -> None:
     """One batch; one and the budget; one for each step that the bound reaches: and less, the fewer steps are left."""
-    for behind in range(rule.max_staleness + 2):
-        demand, left = Demand(5, 5 + behind), rule.max_staleness + 1 - behind
-        surplus = rule.budget if rule.max_staleness == 0 else 0
+    for behind in range(rule.serves + 2):
+        demand, left = Demand(5, 5 + behind), rule.serves + 1 - behind
+        surplus = rule.budget if rule.serves == 0 else 0
         expected = {
             "sync": rule.batch if behind < rule.update_interval else 0,
             "async": min(rule.batch + rule.budget, left * rule.batch + surplus) if left > 0 else 0,
@@ -133,6 +135,13 @@ def test_the_strategies_differ_in_how_far_ahead_they_run(rule: Rule) -> None:
         }
         assert rule.limit(demand) == expected[rule.strategy]
     assert rule.room(Demand(5, 2)) == rule.room(Demand(5, 5))  # a step that is past has no more use for it
+
+
+def test_nothing_is_started_whose_tokens_would_all_be_masked() -> None:
+    """Groups may be as old as 4, tokens 1: what is finished now counts at two steps, not five."""  # P32
+    trainer = TrainerConfig(train_batch_size=10, over_sample_threshold=0.0, max_staleness=4, max_token_staleness=1)
+    rule = make_rule("disaggregated", trainer, required=1, max_groups=50)
+    assert [rule.limit(Demand(3, step)) for step in (3, 4, 5)] == [20, 10, 0]
 
 
 def test_the_budget_is_exact() -> None:

@@ -176,6 +176,17 @@ def test_what_is_cut_again_and_again_does_finish(strategy: Strategy, bound: int,
         assert "p0" in without.expired
 
 
+def test_a_full_house_whose_rest_waits_here_begins_a_round() -> None:
+    """Nothing more can be admitted, and the batch needs what has gathered: it goes, be it less than a round."""
+    trainer = TrainerConfig(train_batch_size=4, prompt_repeat_k=1, over_sample_threshold=0.0, max_staleness=0)
+    model = Model("async", trainer, Tail(4, 1))
+    model.produce()
+    for group in model.running[:2]:
+        model.finish(group)
+    model.pause(0)
+    assert sorted(model.batch(lambda running: running[0])) == ["p0", "p1", "p2", "p3"]
+
+
 def test_a_round_waits_for_no_company_at_the_end_of_the_prompts() -> None:
     """With nothing else to admit what has gathered goes at once, be it less than a round."""
     trainer = TrainerConfig(train_batch_size=2, prompt_repeat_k=1, over_sample_threshold=0.5, max_staleness=1)

@@ -296,6 +296,7 @@ async def test_concurrency_follows_the_trainer(engine: FakeSGLang) -> None:
         for arguments in (
             {"trainer": {"train_batch_size": 0}},
             {"trainer": {"typo": 1}},
+            {"trainer": {"update_interval": 3}},  # which max_staleness 1 cannot serve
             {"limits": {"w9": 1}},
             {"limits": {"w0": 0}},
             {"trainer": {"train_batch_size": 1_000_000, "prompt_repeat_k": 1_000_000}},

@@ -12,6 +12,7 @@ from rollout_svc.events import GroupAdmitted, GroupSettled
 from rollout_svc.group import Group
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.stage import PROMPT, Stage, stage
+from tests.support.virtual import soon
 
 DISK = {"kind": "disk", "path": "/w"}
 SMALL: dict[str, Any] = {"train_batch_size": 2, "max_staleness": 1}
@@ -112,6 +113,21 @@ async def test_tokens_of_an_unknown_version_end_their_group() -> None:
         await made.until(lambda: made.groups("expired") == 1)
         assert [event.reason for event in made.of(GroupSettled)] == ["version_unknown"]
         assert len(engine.requests) == 1
+
+
+async def test_between_two_takes_nothing_is_begun_that_the_next_step_cannot_use() -> None:
+    """Lent and acknowledged, a step is past: at staleness 0 the next prompts wait for its update."""  # P32
+    trainer = SMALL | {"max_staleness": 0}
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, trainer=trainer) as made:
+        engine.answer = hold()
+        await made.push(6)
+        batch = await made.take(step=0, groups=2)
+        await made.service.ack(batch["batch_id"])
+        await soon(50)
+        assert made.parts.producer.waiting == "step_ahead"
+        assert made.groups("admitted") == 2
+        await made.service.update_weights(1, DISK, pause={})
+        assert len((await made.take(step=1, groups=2))["groups"]) == 2
 
 
 async def test_the_oldest_go_first() -> None:

@@ -90,6 +90,7 @@ async def test_weights_that_are_refused_are_tried_ever_more_rarely(
             await attention(worker, 60.0)
 
     monkeypatch.setattr(supervisor, "_attention", noted)
+    monkeypatch.setattr(supervisor, "_RESIDUAL_POLL_S", 0.5)  # as in production: the cap is, too
     async with (
         FakeSGLang(weight_version="0") as one,
         FakeSGLang(weight_version="0") as other,

@@ -95,10 +95,11 @@ async def test_tokens_beyond_their_bound_are_masked(tmp_path: Path) -> None:
         with pytest.raises(NotNow):
             await made.take(step=3, timeout_s=0.0)
         assert made.service.status()["ledger"]["groups"]["expired"] == 1
+        taking = made.start(made.take(step=2))
         await made.push(1, first=5)
         await engine.wait_running(1)
         engine.release(tokens=[1])
-        batch = await made.take(step=2)
+        batch = await taking
         assert (masks(batch), batch["metrics"]["settled"]) == ([[1]], {"expired:tokens_stale": 1})
 
 
@@ -208,11 +209,14 @@ async def test_a_take_that_waits_for_a_task_gives_up_on_it_when_its_groups_fail(
 
 
 async def test_three_tasks_keep_their_shares() -> None:
-    """5:3:1, one that answers last of all, one that fails half: within one group every 10 batches."""  # P33
+    """5:3:1, one that answers last, one that fails half, one filtered: within a group every 10 batches."""  # P33
     async with FakeSGLang(weight_version="0") as engine:
         engine.answer = lambda call: None if of_task(call) == "t" else Reply(tokens=1)
         trainer = {"train_batch_size": 9, "max_staleness": 3}
-        async with stage(engine, tasks=several(5.0, 3.0, 1.0), trainer=trainer) as made:
+        tasks = several(5.0, 3.0, 1.0, v={"filter": {"path": "tests.support.filters:InlineFilter"}})
+        async with stage(engine, tasks=tasks, trainer=trainer) as made:
+            desk: Any = made.service.prepared.runtimes["v"].filter
+            desk._keep.__self__.verdict = lambda group: "dull" if group.ground_truth % 3 else None
             failing = made.service.prepared.runtimes["u"].desk._judger
             failing.verdict = lambda sample: 1.0 if sample.ground_truth % 2 else ValueError("no")
             await fill(made, 300, *NAMES)
@@ -234,6 +238,7 @@ async def test_three_tasks_keep_their_shares() -> None:
             for name in NAMES:
                 assert figures(made, name)["consumed"] + figures(made, name)["leased"] == had[name]
             assert made.groups("failed") > 60
+            assert made.groups("filtered") > 40
 
 
 async def test_a_lease_that_ends_owes_what_it_owed_before() -> None:

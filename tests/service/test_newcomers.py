@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollout_svc.config import WorkerConfig
+from rollout_svc.errors import ConfigError
 from rollout_svc.events import SampleFailed
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_lmdeploy import FakeLMDeploy
@@ -61,6 +62,21 @@ async def test_one_that_cannot_do_what_is_configured_gets_no_traffic() -> None:
     ):
         await made.service.add_worker(WorkerConfig(url=other.url))
         await until_refused(made, 1, f"w1 at {other.url} (lmdeploy) cannot do seed: LMDeploy takes none")
+
+
+async def test_one_that_takes_no_aborts_from_us_gets_no_traffic() -> None:
+    """Its data key is good and its control key is not: nothing that runs there could be stopped."""  # P9 P35
+    keys = {"api_key": "data", "admin_key": "control"}
+    async with FakeSGLang(weight_version="0", **keys) as engine:  # type: ignore[arg-type]
+        worker = {"url": engine.url, "api_key": "data", "admin_key": "another"}
+        async with stage(worker, ready=False) as made:
+            with pytest.raises(ConfigError, match=r"workers.0.admin_key: w0 at .*: POST /abort_request: HTTP 401"):
+                await made.service.ready()
+        async with FakeSGLang(weight_version="0") as first, stage(first) as made:
+            await made.service.add_worker(WorkerConfig.model_validate(worker))
+            await made.until(lambda: made.worker(1).state is WorkerState.RECOVERING)
+            assert made.worker(1).reason == "admin_key_refused: POST /abort_request: HTTP 401"
+            assert not engine.requests
 
 
 async def test_one_that_comes_back_as_something_else_waits_until_it_is_what_it_was() -> None:

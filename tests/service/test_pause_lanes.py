@@ -61,7 +61,7 @@ async def test_waiting_for_one_lane_leaves_the_other_open() -> None:
 
 
 async def test_neither_lane_starves_the_other() -> None:
-    """One slot, and more than one of each lane in line: they take turns."""
+    """One slot for both, and more than one of each lane in line: they take turns."""
     async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=4) as made:
         await made.service.set_concurrency(limits={"w0": 1})
         await engine.wait_running(1)
@@ -69,6 +69,7 @@ async def test_neither_lane_starves_the_other() -> None:
         await made.until(lambda: len(made.parts.pool.line) >= 4)
         for number in range(8):
             await engine.wait_requests(number + 1)
+            assert engine.running == len(made.worker().calls) == 1
             engine.release(tokens=[1])
         await evaluating
         served = ["eval" if call.prompt_ids[-1] >= 90 else "train" for call in engine.requests]

@@ -57,9 +57,14 @@ async def _round(history: History, rng: Random, *, brings_weights: bool) -> None
         return
     batch = await take
     _check_batch(history, batch, step)
+    if shape.journalled:
+        known = batch["batch_id"] in world.durable.leases
+        world.require(known, "P31", f"batch {batch['batch_id']} was answered before its lease was durable")
     await asyncio.sleep(rng.uniform(0.01, 0.2))
     if world.faults.healed or rng.random() < 0.85:
         await life.call("ack", lambda: life.service.ack(batch["batch_id"]))
+        known = not shape.journalled or batch["batch_id"] in world.durable.acknowledged
+        world.require(known, "P31", f"the ack of {batch['batch_id']} was answered before it was durable")
     if brings_weights and (not world.faults.healed or rng.random() < 0.3):
         await _bring_weights(history, rng, step + 1)
 

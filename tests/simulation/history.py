@@ -68,6 +68,7 @@ class History:
             self.world.engines[url] = SimEngine(self.world, f"e{index}", url, self.shape.engine_batch)
         self.world.service_died = self._restart
         self._live: Invariants | None = None
+        self._pushes: dict[str, list[list[dict[str, Any]]]] = {}
 
     # -- turns -----------------------------------------------------------------------------------------------
 
@@ -106,8 +107,12 @@ class History:
             await life.service.start()
             self._live = checks
             checks.begin()
+            if self.shape.journalled:
+                life.witness.recall(life.parts.buffer)
+                world.durable.check_recovered(life.parts)
             for name in self.shape.tasks:
-                await life.service.put_prompts(name, self._prompts(name, life.number))
+                for lines in self._prompts(name, life.number):
+                    await self._push(life, name, lines)
             await life.service.ready()
 
         def finished(_: PauseFinished) -> None:
@@ -120,10 +125,24 @@ class History:
         life.ready = True
         self.alive.set()
 
-    def _prompts(self, task: str, life: int) -> list[dict[str, Any]]:
+    async def _push(self, life: Life, task: str, lines: list[dict[str, Any]]) -> None:
+        """Push what may have been pushed before: what a journal has of it is known, the rest is new, once."""
+        pushed = self.world.durable.pushed
+        new = [line for line in lines if (task, line["id"]) not in pushed]
+        answer = await life.service.put_prompts(task, lines)
+        self.world.require(answer["accepted"] == len(new), "P31", f"{answer} of {len(new)} new prompts, {len(lines)}")
+        if self.shape.journalled:
+            durable = all((task, line["id"]) in pushed for line in lines)
+            self.world.require(durable, "P31", f"a push of {task} was answered before it was durable")
+
+    def _prompts(self, task: str, life: int) -> list[list[dict[str, Any]]]:
+        """What is pushed in a life: all that was before, for a trainer cannot know what got through, and some more."""
         before = sum(checks.admitted for checks in self.invariants)
         count = max(6, self.shape.prompts - before) // len(self.shape.tasks) + 1
-        return [{"id": f"{task}{life}.{n}", "input_ids": [10 + n, 3, life]} for n in range(count)]
+        new = [{"id": f"{task}{life}.{n}", "input_ids": [10 + n, 3, life]} for n in range(count)]
+        earlier = self._pushes.setdefault(task, [])
+        earlier.append(new)
+        return list(earlier) if self.shape.journalled else [new]
 
     def _restart(self) -> None:
         self.alive.clear()
@@ -186,8 +205,9 @@ class History:
                     await resume(life)
                 except Gone:
                     continue
-            left = any(source.peek() is not None for source in life.service.prepared.sources.values())
-            if not left and not life.parts.ledger.unsettled_groups:
+            producer = life.parts.producer
+            left = any(source.peek() is not None for source in producer._sources.values())
+            if not left and not producer.tail.waiting_prompts and not life.parts.ledger.unsettled_groups:
                 return
         held = [repr(group) for group in self.invariants[-1].groups()]
         world.breaks(
@@ -201,6 +221,8 @@ class History:
         world.require(not evaluations.ledger.unsettled_groups, "hang", f"evaluations are left: {evaluations}")
         began = world.now
         await life.call("stop", life.service.stop)
+        if self.shape.journalled:
+            world.durable.check_ended()
         took, bound = world.now - began, life.config.pause.deadline_s + _STOP_S
         world.require(took <= bound, "P8", f"stop took {took:.3f} s")
         await asyncio.sleep(10.0)

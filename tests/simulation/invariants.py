@@ -34,6 +34,7 @@ from rollout_svc.events import (
 from rollout_svc.gate import LANES, Lane, Mode
 from rollout_svc.judging import JudgeCall
 from rollout_svc.ledger import SETTLED, Account, Ledger
+from rollout_svc.producer.masking import spent
 
 if TYPE_CHECKING:
     from rollout_svc.assembly import Parts
@@ -132,15 +133,17 @@ class Invariants:
         parts, trainer = self._life.parts, self._life.config.trainer
         demand, tail = parts.batches.demand, parts.producer.tail
         waiting = {group.group_id for group in tail.groups()}
+        masked = trainer.max_token_staleness
+        serves = trainer.max_staleness if masked is None else masked
         oldest = demand.next_step - trainer.max_staleness
         out = 1 + sum(
             group.account != "leased" and group.group_id not in waiting
             for group in self.groups()
-            if group.account != "ready" or group.oldest >= oldest
+            if group.account != "ready" or (group.oldest >= oldest and not spent(group, demand.next_step - serves))
         )
         turn = demand.next_step + (out - 1) // max(trainer.train_batch_size, demand.asked)
-        late = turn - demand.version > trainer.max_staleness
-        self._world.require(not late or trainer.max_staleness == 0, "P32", f"{event} is the {out}th at {demand}")
+        late = turn - demand.version > serves
+        self._world.require(not late or serves == 0, "P32", f"{event} is the {out}th at {demand}")
 
     def _settled(self, event: GroupSettled) -> None:
         """A filter's verdict is the one thing that filters a group."""

@@ -23,7 +23,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.sample import Sample
 from rollout_svc.service import RolloutService
 from rollout_svc.workers.worker import Worker
-from tests.simulation.journal import SimStorage
+from tests.simulation.journal import SimJournal, SimStorage
 from tests.simulation.loop import LIFE
 from tests.simulation.shape import MAX_TOKENS, Shape
 from tests.simulation.transport import SimTransport
@@ -83,7 +83,8 @@ class Life:
             outside=Outside(
                 transport=lambda: SimTransport(self),
                 processes=NoProcesses,
-                storage=lambda: SimStorage(self),
+                storage=lambda: SimJournal(self) if shape.journalled else SimStorage(self),
+                wall=lambda: world.now,
                 new_id=lambda: f"{self._ids.getrandbits(128):032x}",
             ),
         )

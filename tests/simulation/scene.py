@@ -35,7 +35,14 @@ class _Scene(History):
         trainer = TrainerConfig(train_batch_size=4, prompt_repeat_k=2, max_batch_per_worker=8)
         config = self.shape.config.model_copy(update={"tasks": (task,), "trainer": trainer})
         self.shape = type(self.shape)(
-            config=config, urls=self.shape.urls, engine_batch=8, prompts=8, tasks=("scene",), trainers=0, group_size=2
+            config=config,
+            urls=self.shape.urls,
+            engine_batch=8,
+            prompts=8,
+            tasks=("scene",),
+            trainers=0,
+            group_size=2,
+            journalled=False,
         )
 
     async def tell(self) -> None:

@@ -32,6 +32,8 @@ MODES = ("abort", "wait", "keep")
 """Modes of pausing that histories use."""
 _HERE: Final = "tests.simulation"
 MAX_TOKENS: Final = 24
+_JOURNALLED: Final = 0.5
+"""Share of histories whose service goes on from a journal."""
 PUSHED: Final = "p"
 FILTER_TIMEOUT_S: Final = 1.5
 _FILTERED: Final = 0.3  # share of the tasks that have a filter
@@ -48,6 +50,7 @@ class Shape:
     tasks: tuple[str, ...]
     trainers: int
     group_size: int
+    journalled: bool
 
 
 _AGENTS: Final = {"plain": "Plain", "tool": "ToolUser", "unruly": "Unruly"}
@@ -96,6 +99,7 @@ def draw_shape(seed: int) -> Shape:
         tasks=names,
         trainers=rng.choice((1, 1, 2)),
         group_size=group_size,
+        journalled=Random(f"{seed}:journal").random() < _JOURNALLED,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.engines import Endpoint, Reply
 from rollout_svc.engines.calls import Call
 from rollout_svc.gate import LANES, Lane
@@ -31,16 +32,18 @@ _TRIED: Final = frozenset({WorkerState.QUARANTINED, WorkerState.RECOVERING, Work
 class Shadow:
     """What the world knows of one sample: the tokens the service received for it, and whether its turn is over."""
 
-    __slots__ = ("ids", "late", "stopped", "turn")
+    __slots__ = ("before", "ids", "late", "stopped", "turn")
 
     def __init__(self) -> None:
         self.ids: list[int] = []
+        self.before: list[list[int]] = []  # what it had whenever it began again
         self.turn = 0  # model tokens of the turn under way
         self.stopped = False
         self.late = False
 
     def reset(self) -> None:
         """It begins again from its prompt."""
+        self.before.append(self.ids)
         self.ids, self.turn, self.stopped = [], 0, False
 
 
@@ -58,6 +61,24 @@ class Witness:
         self.touched_invalid: list[tuple[Sample, int]] = []  # and how often it had failed before
         self._attempts: dict[str, tuple[int, int]] = {}  # wire id: attempt, epoch at dispatch
         self._versions: dict[str, int | None] = {}  # wire id: the worker's weights at dispatch
+
+    def recall(self, buffer: ReplayBuffer) -> None:
+        """A new life has what the ones before wrote down: tokens that came then, and no others."""
+        for group in buffer.unfinished_groups():
+            for sample in group.samples:
+                have = sample.response_ids
+                if have:
+                    given = self._given_before(sample.sample_id)
+                    known = any(have[:n] == ids[:n] for ids in given if (n := min(len(have), len(ids))))
+                    self._world.require(known, "P31", f"{sample} has {have}, it was given {given}")
+                shadow = self._shadow(sample)
+                shadow.ids, shadow.turn = list(have), sample.turn_length
+                shadow.stopped = bool(have) and sample.engine_finish_reason not in (None, "abort")
+
+    def _given_before(self, sample_id: str) -> list[list[int]]:
+        """What a sample was given in earlier lives, each time it began."""
+        shadows = [life.witness.shadows.get(sample_id) for life in self._world.lives[:-1]]
+        return [ids for shadow in shadows if shadow is not None for ids in (*shadow.before, shadow.ids)]
 
     # -- generation ------------------------------------------------------------------------------------------
 

@@ -15,10 +15,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.simulation.chronicle import Chronicle
+from tests.simulation.durable import Durable
 from tests.simulation.engine import SimEngine
 from tests.simulation.faults import STANDS, Faults, Strike
 from tests.simulation.loop import SimLoop
 from tests.simulation.tokens import Tokens
+from tests.support.journals import memory_database
 
 if TYPE_CHECKING:
     from rollout_svc.engines import Reply
@@ -52,7 +54,9 @@ class World:
         self.verdicts: list[Verdict] = []
         self.filter_rng = Random(f"{seed}:filter calls")
         self.asked: dict[str, str | None] = {}  # what a filter said last of a group: a reason, `kept`, or nothing yet
-        self.journal: dict[str, list[dict[str, Any]]] = {}
+        self.journal: set[str] = set()  # groups that were saved
+        self.disk = memory_database()
+        self.durable = Durable(self)
         self.lives: list[Life] = []
         self.broken: Broken | None = None
         self.service_died: Callable[[], None] = lambda: None
@@ -90,6 +94,11 @@ class World:
         """Break a promise unless something holds."""
         if not holds:
             self.breaks(promise, how)
+
+    def saved(self, group_id: str) -> None:
+        """A whole group is durable."""
+        self.journal.add(group_id)
+        self.say("journal", "has", group_id[-6:])
 
     # -- time ------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from blockbuster import blockbuster_ctx
 
 from rollout_svc.config import TrajectoriesConfig
 from rollout_svc.events import Event, EventBus, GroundTruthMissing, TrajectoriesFailing
@@ -168,6 +169,19 @@ async def test_the_loop_never_waits_and_a_put_waits_for_room() -> None:
     kept = [*range(MOST_LINES + 1), *range(MOST_LINES + 2, MOST_LINES + 5)]
     assert [line["group_id"] for line in desk.disk.lines] == [f"g{n}" for n in kept]
     assert not desk.told
+
+
+async def test_the_loop_touches_no_disk(tmp_path: Path) -> None:
+    """P8: with real files, rotation and the end included, nothing blocks the loop that hands the groups over."""
+    config = TrajectoriesConfig(path=str(tmp_path / "t"), max_file_bytes=1024)
+    trajectories = Trajectories(config, bus=EventBus())
+    with blockbuster_ctx():
+        for number in range(40):
+            await trajectories.record(finished(number))
+        await trajectories.close()
+    status = trajectories.as_json()
+    assert status is not None
+    assert (status["written"], status["failed"]) == (40, 0)
 
 
 async def test_a_put_that_is_cut_while_it_waits_writes_nothing() -> None:

@@ -11,11 +11,11 @@ from rollout_svc.engines import Dialect, VLLMDialect
 from tests.conformance.processes import ALL_CAPABILITIES
 from tests.conformance.site import LOST_ABORTS
 from tests.vllm.server import API_KEY, BOOT_S, SLOTS, Server
-from tests.vllm.site import look
+from tests.vllm.site import WAIT_S, look
 
 __all__ = ["VLLMSite"]
 
-_MAX_TOKENS: Final = 400  # a second or two, in which a pause is made
+_MAX_TOKENS: Final = 800  # two seconds or more: all are inside before the first has ended
 _LAG_S: Final = 5.0  # by which its gauges may lag behind what it does, on cores that others use
 
 
@@ -25,6 +25,7 @@ class VLLMSite:
     name = "vllm"
     slots = SLOTS
     pace = 3.0
+    wait_s = 2 * WAIT_S
     capabilities = ALL_CAPABILITIES
     sampling: Mapping[str, Any] = {"max_tokens": _MAX_TOKENS, "temperature": 0.0, "extra": {"ignore_eos": True}}
     worker: Mapping[str, Any] = {"api_key": API_KEY}
@@ -45,7 +46,7 @@ class VLLMSite:
 
     async def wait_inside(self, count: int) -> None:
         """Ask it until it says so."""
-        await look(lambda: sum(self._server.load()) >= count, f"{count} inside")
+        await look(lambda: sum(self._server.load()) >= count, f"{count} inside", self.wait_s)
 
     async def own_count(self) -> int:
         """By its own gauges, which show its last step: one that is idle says so a little later."""

@@ -280,6 +280,78 @@ _ALL: Final = (
             'worker.reason = f"pause {climb.ticket} left {tally.abandoned} requests running"',
         ),
     ),
+    # -- what survives ---------------------------------------------------------------------------------------
+    _mutant(
+        "prompt_and_group_apart",
+        "a prompt that was admitted is not used up in the journal, and is admitted again after a restart",
+        "P31",
+        ("buffer.journal.tables", "UPDATE pushed SET line = NULL WHERE", "UPDATE pushed SET line = line WHERE"),
+    ),
+    _mutant(
+        "lease_not_durable",
+        "a batch is handed out before its lease is written",
+        "P31",
+        (
+            "batches",
+            "await self._storage.flush()  # a batch that a crash forgot would be handed out a second time",
+            "await asyncio.sleep(0)",
+        ),
+    ),
+    _mutant(
+        "ack_not_durable",
+        "an ack is answered before it is written",
+        "P31",
+        (
+            "batches",
+            "        if self._acknowledge(batch_id):\n            await self._storage.flush()",
+            "        if self._acknowledge(batch_id):\n            await asyncio.sleep(0)",
+        ),
+    ),
+    _mutant(
+        "push_not_durable",
+        "a push is answered before it is written",
+        "P31",
+        (
+            "service",
+            "        producer.wake()\n        await self.parts.storage.flush()",
+            "        producer.wake()\n        await asyncio.sleep(0)",
+        ),
+    ),
+    _mutant(
+        "consumed_comes_back",
+        "an acknowledged batch stays in the journal, and comes back after a restart",
+        "P31",
+        ("buffer.journal.tables", '            self._end(group_id, "consumed")\n', ""),
+    ),
+    _mutant(
+        "expired_prompt_forgotten",
+        "a prompt whose group expired is not in the journal while it waits to be admitted again",
+        "P31",
+        ("buffer.journal.tables", "        if note.again:\n", "        if note.again and not note.group_id:\n"),
+    ),
+    # -- how old things may be -------------------------------------------------------------------------------
+    _mutant(
+        "no_sweep_at_hand_over",
+        "a group is as old as it was when it became ready",
+        "P32",
+        (
+            "batches",
+            "reason = refusal(group, step, self.max_staleness)",
+            "reason = refusal(group, 0, self.max_staleness)",
+        ),
+    ),
+    _mutant(
+        "mask_one_step_late",
+        "a token is masked a step later than its bound says",
+        "P32",
+        ("producer.masking", "span.version < oldest]", "span.version < oldest - 1]"),
+    ),
+    _mutant(
+        "batch_ready_without_its_mix",
+        "a batch that is large enough stops production, whatever its mix lacks",
+        "hang",
+        ("producer.schedule", " and not counts.lacking:", ":"),
+    ),
     # -- frozen engines --------------------------------------------------------------------------------------
     _mutant(
         "freeze_not_confirmed",
