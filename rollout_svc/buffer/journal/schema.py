@@ -28,6 +28,7 @@ PRAGMAS: Final = (
     "PRAGMA locking_mode=EXCLUSIVE",  # one service per journal; and no shared memory beside the file
     "PRAGMA journal_mode=WAL",
     "PRAGMA synchronous=FULL",
+    "PRAGMA secure_delete=OFF",  # many builds overwrite with zeros what is deleted, which here is everything, soon
     "PRAGMA wal_autocheckpoint=4000",  # pages: 16 MB, some thousands of samples
 )
 _TABLES: Final = """
