@@ -154,25 +154,39 @@ class Batches:
         expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
         if again is not None:  # it waits for nobody, so not for its turn either
-            await self._storage.flush()
-            return replace(self._leased[again.batch_id], ack_expired=expired)
+            batch = self._leased[again.batch_id]
+            if await self._durable(batch):
+                return replace(batch, ack_expired=expired)
         wake = asyncio.Event()
-        self._takers[wake] = step, groups
-        self._on_demand()
+        self._ask(wake, step, groups)
         try:
             async with asyncio.timeout_at(started + timeout_s):
                 async with self._turn:
-                    batch = await self._take(step, groups, started, wake)
-                    self._takers.pop(wake, None)
-                    self._on_demand()
-                    await self._storage.flush()  # a batch that a crash forgot would be handed out a second time
-                    return replace(batch, ack_expired=expired)
+                    while True:
+                        batch = await self._take(step, groups, started, wake)
+                        self._ask_no_more(wake)
+                        if await self._durable(batch):
+                            return replace(batch, ack_expired=expired)
+                        self._ask(wake, step, groups)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None
         finally:
-            self._takers.pop(wake, None)
+            self._ask_no_more(wake)
+
+    def _ask(self, wake: asyncio.Event, step: int, groups: int) -> None:
+        """Have the producer know who waits, and for what."""
+        self._takers[wake] = step, groups
+        self._on_demand()
+
+    def _ask_no_more(self, wake: asyncio.Event) -> None:
+        if self._takers.pop(wake, None) is not None:
             self._on_demand()
+
+    async def _durable(self, batch: Batch) -> bool:
+        """Wait until a lease is durable; returns whether it is still in force, and not acknowledged or ended by now."""
+        await self._storage.flush()  # a batch that a crash forgot would be handed out a second time
+        return batch.batch_id in self._leased
 
     async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> Batch:
         self._fresh(step)  # what is too old for it holds room that others need

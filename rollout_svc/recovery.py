@@ -66,7 +66,13 @@ def _open(config: Config, path: Path | None, restore: Restore | None, wall: Call
     return (
         MemoryStorage()
         if path is None
-        else Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps, wall=wall)
+        else Journal.open(
+            path,
+            fingerprint,
+            keep_steps=config.journal.keep_steps,
+            synchronous=config.journal.synchronous,
+            wall=wall,
+        )
     )
 
 
