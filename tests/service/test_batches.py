@@ -57,7 +57,7 @@ async def test_two_takes_of_one_step_at_once_get_one_batch(engine: FakeSGLang) -
 
 
 async def test_a_batch_that_is_acknowledged_while_it_is_asked_for_again_is_not_given_again(engine: FakeSGLang) -> None:
-    """The take that found it waits for the disk; in between somebody acknowledges it: the take gets the next one."""  # P31
+    """Somebody acknowledges it while the take waits for the disk: the take gets the next one."""  # P31
     store = Store()
     async with stage(engine, pushed=4, storage=store) as made:
         first = await made.take(step=0, groups=2)
