@@ -208,7 +208,8 @@ def _go_back(journal: sqlite3.Connection, step: int) -> Restored:
     journal.executemany(
         "UPDATE totals SET groups = groups - ?, samples = samples - ? WHERE task = ? AND outcome = 'consumed'", by_task
     )
-    first = journal.execute("SELECT coalesce(min(number), 1) FROM again").fetchone()[0]
+    # Below 1 is what comes back; what waits in the tail may have left its first numbers by now.
+    first = journal.execute("SELECT min(coalesce(min(number), 1), 1) FROM again").fetchone()[0]
     journal.execute(
         "INSERT INTO again (number, task, prompt_id, prompt, ids) "
         "SELECT ? + row_number() OVER (ORDER BY number), task, prompt_id, prompt, ids FROM consumed WHERE step >= ?",

@@ -206,6 +206,20 @@ def test_going_on_gives_back_what_came_after_the_step(kept: Kept, tmp_path: Path
         assert len(consumed_since(journal, 1)) == 2
 
 
+def test_what_comes_back_goes_before_a_tail_whose_first_prompts_have_left(kept: Kept, tmp_path: Path) -> None:
+    """The tail's numbers begin higher by then: what was consumed is not taken for a part of it."""  # P31
+    kept.consume(0, 2)
+    for group_id in kept.admit(3):
+        kept.write(notes.Settled(group_id, "expired", again=True))
+    for prompt_id in ("p2", "p3"):
+        kept.write(notes.Admitted(f"again-{prompt_id}", "t", prompt_id, b"{}", [1, 2], SIZE, None, None))
+    kept.snapshot(tmp_path / "snapshot.db", 1)
+    restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, 0)
+    found = content(tmp_path / "new.db")
+    assert [prompt.prompt_id for prompt in found.returned] == ["p0", "p1"]
+    assert [prompt.prompt_id for prompt in found.again] == ["p4"]
+
+
 def test_going_on_frees_what_was_lent_for_the_step(kept: Kept, tmp_path: Path) -> None:
     """What was lent for the step or later is ready again, in its order; an earlier lease stays."""
     for step in range(3):

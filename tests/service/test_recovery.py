@@ -15,7 +15,7 @@ import pytest
 from rollout_svc.buffer.journal import Journal
 from rollout_svc.buffer.journal.reading import read_journal
 from rollout_svc.buffer.journal.writer import JournalFailed
-from rollout_svc.errors import ConfigError, Conflict, NotNow
+from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotNow
 from rollout_svc.sample_state import SampleState
 from rollout_svc.service import RolloutService
 from tests.support.fake_sglang import Call, FakeSGLang, Reply, Status
@@ -93,6 +93,16 @@ async def test_what_is_ready_leased_and_pushed_comes_back(engine: FakeSGLang, di
         await made.service.ack(batch["batch_id"])
         assert made.groups("consumed") == 2
         assert made.groups("leased") == 2
+
+
+async def test_an_id_that_no_journal_can_hold_is_refused(engine: FakeSGLang, disk: Disk) -> None:
+    """It is said to whoever pushed it, at its field: admitted, it would end this life and every one after it."""  # P35
+    async with stage(engine, buffer=disk()) as made:
+        with pytest.raises(BadRequest, match="whole numbers") as refused:
+            await made.push([{"id": "large", "input_ids": [1, 2**63]}])
+        assert [problem["path"] for problem in refused.value.detail] == ["prompts.0.input_ids"]
+        assert await made.push([{"id": "largest", "input_ids": [1, 2**63 - 1]}]) == 1
+        assert ids(await made.take()) == ["largest"]
 
 
 def streaming(engine: FakeSGLang) -> dict[str, Any]:
