@@ -248,8 +248,9 @@ async def test_a_full_disk_fails_the_service_at_once_and_tears_nothing(engine: F
         await journal.writer.run(lambda connection: connection.execute("PRAGMA max_page_count=1"))
         waiting = made.start(made.take(step=1, groups=2))
         big = [{"id": f"big{n}", "input_ids": [1], "meta": {"text": "x" * 100_000}} for n in range(20)]
-        with pytest.raises(JournalFailed, match="full"):
+        with pytest.raises(JournalFailed, match="full") as refused:
             await made.push(big)
+        assert (refused.value.status, refused.value.type) == (503, "failed")
         with pytest.raises(NotNow, match="full"):
             await waiting
         with pytest.raises(NotNow, match="full"):
