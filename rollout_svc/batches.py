@@ -125,6 +125,7 @@ class Batches:
         self._paused_s = paused_s
         self._on_demand = on_demand
         self._next_step: int | None = None  # after the last lease
+        self._known_step: int | None = None  # after the steps of an earlier life, until a batch is lent in this one
         self._leased: dict[str, Batch] = {}
         self._last = tally.snapshot()
         self._last_paused_s = 0.0
@@ -234,7 +235,8 @@ class Batches:
             takers = self._takers.values()
             return Demand(version, min(step for step, _ in takers), max(groups for _, groups in takers))
         after = max((lease.step + 1 for lease in self._buffer.leases), default=version)
-        return Demand(version, max(version, after if self._next_step is None else self._next_step))
+        step = max(version, after if self._next_step is None else self._next_step)
+        return Demand(version, step if self._known_step is None else min(step, self._known_step))
 
     def _too_far(self, step: int) -> Shortage:
         version, bound = self._version(), self._serves
@@ -303,7 +305,7 @@ class Batches:
         oldest = oldest_unmasked(step, self.max_token_staleness)
         metrics = self._metrics(groups, step, oldest, wait_s)
         lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s, metrics)
-        self._next_step = step + 1
+        self._next_step, self._known_step = step + 1, None
         self._storage.leased(lease)
         batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, metrics, oldest=oldest)
         samples = sum(len(group.samples) for group in groups)
@@ -331,8 +333,17 @@ class Batches:
         self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
 
-    def recall(self) -> None:
-        """Follow the leases that the buffer has from an earlier life."""
+    def recall(self, step: int | None) -> None:
+        """Follow the leases that the buffer has from an earlier life.
+
+        The engines may have weights that were made after it: a trainer that went back to a checkpoint has its own still
+        to load. Until a batch is lent the next step is not taken to be later than the one after those of that life.
+
+        Args:
+            step: the last whose batch was acknowledged; None: none was.
+        """
+        steps = [lease.step for lease in self._buffer.leases] + ([] if step is None else [step])
+        self._known_step = max(steps) + 1 if steps else None
         for lease in self._buffer.leases:
             oldest = oldest_unmasked(lease.step, lease.metrics.get("max_token_staleness"))  # as it was lent
             batch = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics, oldest=oldest)

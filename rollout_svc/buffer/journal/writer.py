@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from rollout_svc.errors import NotNow
+
 __all__ = ["JournalFailed", "Writer"]
 
 GATHER_S: Final = 0.002
@@ -35,8 +37,11 @@ N = TypeVar("N")
 R = TypeVar("R")
 
 
-class JournalFailed(Exception):
-    """Raised when the journal cannot be written, now and from now on; says why."""
+class JournalFailed(NotNow):
+    """Raised when the journal cannot be written, now and from now on; says why. Calls of the API end with it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("failed", message)
 
 
 class _Flush(NamedTuple):
