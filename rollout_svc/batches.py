@@ -163,16 +163,15 @@ class Batches:
             async with asyncio.timeout_at(started + timeout_s):
                 async with self._turn:
                     batch = await self._take(step, groups, started, wake)
-                    self._takers.pop(wake, None)
-                    self._on_demand()
-                    await self._storage.flush()  # a batch that a crash forgot would be handed out a second time
-                    return replace(batch, ack_expired=expired)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None
         finally:
             self._takers.pop(wake, None)
             self._on_demand()
+        # A batch that a crash forgot would be handed out a second time. It is lent now: the time for it does not count.
+        await self._storage.flush()
+        return replace(batch, ack_expired=expired)
 
     async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> Batch:
         self._fresh(step)  # what is too old for it holds room that others need
