@@ -14,7 +14,6 @@ import pytest
 
 from rollout_svc.buffer.journal import Journal
 from rollout_svc.buffer.journal.reading import read_journal
-from rollout_svc.buffer.journal.writer import JournalFailed
 from rollout_svc.errors import ConfigError, Conflict, NotNow
 from rollout_svc.sample_state import SampleState
 from rollout_svc.service import RolloutService
@@ -245,8 +244,9 @@ async def test_a_full_disk_fails_the_service_at_once_and_tears_nothing(engine: F
         await journal.writer.run(lambda connection: connection.execute("PRAGMA max_page_count=1"))
         waiting = made.start(made.take(step=1, groups=2))
         big = [{"id": f"big{n}", "input_ids": [1], "meta": {"text": "x" * 100_000}} for n in range(20)]
-        with pytest.raises(JournalFailed, match="full"):
+        with pytest.raises(NotNow, match="full") as told:
             await made.push(big)
+        assert told.value.type == "failed"
         with pytest.raises(NotNow, match="full"):
             await waiting
         with pytest.raises(NotNow, match="full"):

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from rollout_svc.errors import NotNow
+
 __all__ = ["JournalFailed", "Writer"]
 
 LINGER_S: Final = 0.02
@@ -32,8 +34,11 @@ N = TypeVar("N")
 R = TypeVar("R")
 
 
-class JournalFailed(Exception):
-    """Raised when the journal cannot be written, now and from now on; says why."""
+class JournalFailed(NotNow):
+    """Raised when the journal cannot be written, now and from now on; says why. To a caller, a service that failed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("failed", message)
 
 
 class _Flush(NamedTuple):
