@@ -161,14 +161,13 @@ class Batches:
         wake = asyncio.Event()
         self._ask(wake, step, groups)
         try:
-            async with asyncio.timeout_at(started + timeout_s):
-                async with self._turn:
-                    while True:
-                        batch = await self._take(step, groups, started, wake)
-                        self._ask_no_more(wake)
-                        if await self._durable(batch):
-                            return replace(batch, ack_expired=expired)
-                        self._ask(wake, step, groups)
+            while True:
+                async with asyncio.timeout_at(started + timeout_s), self._turn:
+                    batch = await self._take(step, groups, started, wake)
+                self._ask_no_more(wake)
+                if await self._durable(batch):  # it is lent: the time for that does not count
+                    return replace(batch, ack_expired=expired)
+                self._ask(wake, step, groups)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None

@@ -257,6 +257,13 @@ async def test_two_services_do_not_share_a_journal(engine: FakeSGLang, disk: Dis
         assert ids(await made.take()) == ["p0"]
 
 
+async def test_a_batch_that_is_ready_is_lent_and_told_in_no_time(engine: FakeSGLang, disk: Disk) -> None:
+    """The disk is waited for, however little time the take has: a batch is lent and handed over, or neither."""
+    async with stage(engine, pushed=1, buffer=disk()) as made:
+        await made.until(lambda: made.groups("ready") == 1)
+        assert ids(await made.take(timeout_s=0.0)) == ["p0"]
+
+
 async def test_a_full_disk_fails_the_service_at_once_and_tears_nothing(engine: FakeSGLang, disk: Disk) -> None:
     """A write that fails is told with its reason; takes fail instead of waiting; the file is what it was."""  # P23
     async with stage(engine, pushed=1, buffer=disk()) as made:
