@@ -196,6 +196,8 @@ def test_a_dry_run_shows_what_may_be_under_way() -> None:
     assert "disaggregated" in schedule
     assert "30 groups out: batches of 10, 3 more for oversampling" in schedule
     assert "3 batches" in schedule
+    shown = run(*config, *batch, "--set", "producer.strategy=sync").stdout
+    assert "10 groups out: batches of 10\n" in shown
     refused = run(*config, "--set", "trainer.update_interval=4", "--set", "trainer.max_staleness=1")
     assert refused.returncode == 2
     assert refused.stderr.startswith("trainer.max_staleness: with update_interval 4")
