@@ -143,7 +143,8 @@ def prepare(config: Config) -> Prepared:
         if worker.launch is not None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
     problems += _lost_on_the_way(config)
-    problems += trajectory_problems(config.trajectories)
+    others = {f"tasks.{index}.prompts.jsonl": task.prompts.jsonl for index, task in enumerate(config.tasks)}
+    problems += trajectory_problems(config.trajectories, others | {"buffer.path": config.buffer.path})
     problems += infeasible(config.trainer, config.producer, config.tasks)
     if problems:
         raise ConfigError(problems)

@@ -83,12 +83,13 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the service."""
-    if dry_run and preflight:
-        raise ConfigError.at("--preflight", "it reaches the engines, and --dry-run is offline: give one of the two")
-    if as_json and not preflight:
-        raise ConfigError.at("--json", "is for --preflight")
-    if restore_step is not None and restore is None:
-        raise ConfigError.at("--restore-step", "is for --restore")
+    _check_usage(
+        ("--preflight", dry_run and preflight, "it reaches the engines, and --dry-run is offline: give one of the two"),
+        ("--json", as_json and not preflight, "is for --preflight"),
+        ("--restore-step", restore_step is not None and restore is None, "is for --restore"),
+        ("--restore", restore is not None and dry_run, "makes a journal, and --dry-run starts nothing: give one"),
+        ("--restore", restore is not None and preflight, "makes a journal, and --preflight starts nothing: give one"),
+    )
     settings = load_config(config, overrides or ())
     # A console script does not search the folder it is called from; `module:attr` is meant as `python -m` finds it.
     sys.path[:0] = [str(Path.cwd()), str(config.resolve().parent)]
@@ -107,6 +108,13 @@ def serve(
         raise typer.Exit(_preflight(settings, prepare(settings).plan, as_json=as_json))
     configure_logs(level)
     raise typer.Exit(run(settings, level, None if restore is None else Restore(restore, restore_step)))
+
+
+def _check_usage(*rules: tuple[str, bool, str]) -> None:
+    """Refuse the first option that is given where it has no use: its name, whether it is, and why."""
+    for option, useless, message in rules:
+        if useless:
+            raise ConfigError.at(option, message)
 
 
 def _preflight(config: Config, plan: Plan, *, as_json: bool) -> int:

@@ -179,6 +179,14 @@ def test_overrides_reach_the_configuration() -> None:
     assert "hush" not in done.stdout
 
 
+@pytest.mark.parametrize("instead", ["--dry-run", "--preflight"])
+def test_nothing_is_restored_where_nothing_starts(instead: str) -> None:
+    """A snapshot that would not be looked at is refused: exit 2, one line."""
+    done = run("serve", "--config", CONFIGS / "quickstart.yaml", "--restore", "no-such-snapshot", instead)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"--restore: makes a journal, and {instead} starts nothing: give one\n"
+
+
 def test_a_dry_run_shows_what_may_be_under_way() -> None:
     """Strategy, limit and window at the start; what can never work is refused with its arithmetic, exit 2."""  # P32
     config = ("serve", "--config", CONFIGS / "quickstart.yaml", "--dry-run")
@@ -188,6 +196,8 @@ def test_a_dry_run_shows_what_may_be_under_way() -> None:
     assert "disaggregated" in schedule
     assert "30 groups out: batches of 10, 3 more for oversampling" in schedule
     assert "3 batches" in schedule
+    shown = run(*config, *batch, "--set", "producer.strategy=sync").stdout
+    assert "10 groups out: batches of 10\n" in shown
     refused = run(*config, "--set", "trainer.update_interval=4", "--set", "trainer.max_staleness=1")
     assert refused.returncode == 2
     assert refused.stderr.startswith("trainer.max_staleness: with update_interval 4")

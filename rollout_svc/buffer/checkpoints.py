@@ -26,8 +26,8 @@ __all__ = ["Checkpoints", "Snapshots"]
 
 _LIMIT_S: Final = 300.0
 """A snapshot is written in this time or not at all, seconds: a disk of 100 MB/s writes 30 GB."""
-_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG})
-"""Faults of the path, not of the moment."""
+_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+"""Faults of the path, not of the moment; no such file is what a folder of the kernel's says."""
 _MARGIN_S: Final = 30.0  # for a disk that does not come back to be asked
 
 

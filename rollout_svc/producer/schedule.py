@@ -167,9 +167,10 @@ def first_window(config: Config, plan: Plan) -> dict[str, str]:
     rule = make_rule(config.producer.strategy, trainer, required=plan.required, max_groups=plan.max_groups)
     demand = Demand(trainer.initial_version, trainer.initial_version)
     room = rule.room(demand)
+    more = "" if rule.strategy == "sync" else f", {rule.budget} more for oversampling"
     return {
         "strategy": rule.strategy,
-        "limit": f"{rule.limit(demand)} groups out: batches of {rule.batch}, {rule.budget} more for oversampling",
+        "limit": f"{rule.limit(demand)} groups out: batches of {rule.batch}{more}",
         "window": f"{room} {'batch' if room == 1 else 'batches'} that tokens of one version can serve",
         "tail": "off" if tail is None else f"{tail} groups, after {config.producer.tail_after_aborts} aborts",
     }

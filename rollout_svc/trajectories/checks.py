@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollout_svc.config import TrajectoriesConfig
@@ -13,13 +14,25 @@ __all__ = ["trajectory_problems"]
 _AT = "trajectories.path"
 
 
-def trajectory_problems(config: TrajectoriesConfig) -> list[Problem]:
-    """Return what is wrong with `trajectories.path`; makes no file."""
+def trajectory_problems(config: TrajectoriesConfig, others: Mapping[str, str | None]) -> list[Problem]:
+    """Return what is wrong with `trajectories.path`; makes no file.
+
+    Args:
+        config: the settings.
+        others: the files that are not to be written to, by the setting that names them.
+    """
     if config.path is None:
         return []
     path = Path(config.path)
-    message = _of_folder(path.parent) or _of_file(path)
+    message = _of_others(path, others) or _of_folder(path.parent) or _of_file(path)
     return [] if message is None else [Problem(_AT, message)]
+
+
+def _of_others(path: Path, others: Mapping[str, str | None]) -> str | None:
+    """Prompts are lines of JSON objects too, and a journal may not be there yet: neither shows in the file."""
+    own = path.resolve()
+    taken = next((key for key, other in others.items() if other is not None and Path(other).resolve() == own), None)
+    return None if taken is None else f"{path} is the file of {taken}"
 
 
 def _of_folder(folder: Path) -> str | None:

@@ -180,9 +180,9 @@ def test_a_file_that_cannot_be_set_aside_goes_on(tmp_path: Path) -> None:
 # -- what is refused at the start ----------------------------------------------------------------------------
 
 
-def problem(path: Path | None) -> str | None:
+def problem(path: Path | None, **others: str | None) -> str | None:
     """What is said of a path; every problem is at `trajectories.path`."""
-    found = trajectory_problems(TrajectoriesConfig(path=None if path is None else str(path)))
+    found = trajectory_problems(TrajectoriesConfig(path=None if path is None else str(path)), others)
     assert all(one.path == "trajectories.path" for one in found)
     return found[0].message if found else None
 
@@ -221,3 +221,14 @@ def test_what_may_not_be_written_is_refused(tmp_path: Path) -> None:
     old.write_bytes(line(0))
     old.chmod(0o400)
     assert f"cannot write {old}" in str(problem(old))
+
+
+def test_a_file_of_another_setting_is_refused(tmp_path: Path) -> None:
+    """Prompts look like trajectories, and a journal is not there yet: both are known by their settings, links too."""
+    prompts, link = tmp_path / "prompts.jsonl", tmp_path / "link"
+    prompts.write_bytes(line(0))
+    link.symlink_to(prompts)
+    others = {"prompts": str(prompts), "journal": str(tmp_path / "new"), "none": None}
+    assert problem(link, **others) == f"{link} is the file of prompts"
+    assert problem(tmp_path / "new", **others) == f"{tmp_path / 'new'} is the file of journal"
+    assert problem(tmp_path / "other", **others) is None
