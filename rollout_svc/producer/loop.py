@@ -274,6 +274,7 @@ class Producer:
         if self.tail.wants(group):
             self._buffer.set_aside(group)
             self.tail.keep(group)
+            self._buffer.changed()  # a take may have waited for it, which is not to be waited for any more
         elif not self._expires(group):
             self._run(group)
 
