@@ -111,7 +111,7 @@ class Producer:
             ledger=ledger,
             feeding=self,
         )
-        tail.barred = self.mixture.at_limit
+        tail.barred, tail.stranded = self.mixture.at_limit, self.mixture.stranded
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
