@@ -111,7 +111,7 @@ class Producer:
             ledger=ledger,
             feeding=self,
         )
-        tail.barred = self.mixture.at_limit
+        tail.barred, tail.stranded = self.mixture.at_limit, self.mixture.stranded
         self._warned = False
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
@@ -274,6 +274,7 @@ class Producer:
         if self.tail.wants(group):
             self._buffer.set_aside(group)
             self.tail.keep(group)
+            self._buffer.changed()  # a take may have waited for it, which is not to be waited for any more
         elif not self._expires(group):
             self._run(group)
 

@@ -92,6 +92,11 @@ class Mixture:
         limit = self._shares[task].max_groups
         return limit is not None and self.unsettled(task) >= limit
 
+    def stranded(self, task: str) -> bool:
+        """Whether a task has as many groups as it may, and nothing goes on with any of them for now."""
+        limit = self._shares[task].max_groups
+        return limit is not None and self._feeding.held_back(task) >= limit
+
     def supplies(self) -> dict[str, Supply]:
         """What each task has and can bring."""
         flowing, room = self._feeding.flowing, self._feeding.admittable()

@@ -10,6 +10,8 @@ Invariants:
 - Whatever is here is here once: gathered, or left of the round that is on, or under way in it.
 - A round ends when each of its groups has finished or was settled; one that was cut meanwhile still belongs to it.
 - Groups are gathered between rounds only, and go before prompts: what holds room is never left behind.
+- A task all of whose groups wait here, and that may have no more (`stranded`), waits for no company: nobody else of it
+  can come.
 - A prompt whose task has as many groups as it may (`barred`) is passed over, and takes part in a later round.
 - Nothing here waits, and nothing is gathered while `size` is None.
 """
@@ -29,7 +31,7 @@ __all__ = ["Tail"]
 class Tail:
     """What gathered, and the round that is on; see the module's invariants."""
 
-    __slots__ = ("_gathered", "_groups", "_left", "_under_way", "after_aborts", "barred", "size")
+    __slots__ = ("_gathered", "_groups", "_left", "_under_way", "after_aborts", "barred", "size", "stranded")
 
     def __init__(self, size: int | None, after_aborts: int) -> None:
         """Make an empty one.
@@ -41,6 +43,7 @@ class Tail:
         self.size = size
         self.after_aborts = after_aborts
         self.barred: Callable[[str], bool] = lambda _: False
+        self.stranded: Callable[[str], bool] = lambda _: False
         self._gathered: deque[Prompt | Group] = deque()
         self._left: deque[Prompt | Group] = deque()
         self._under_way: set[str] = set()
@@ -64,14 +67,15 @@ class Tail:
     @property
     def counts(self) -> TailCounts:
         """What the schedule has to know."""
-        gathered = sum(isinstance(entry, Group) for entry in self._gathered) if self._groups else 0
+        groups = [entry for entry in self._gathered if isinstance(entry, Group)] if self._groups else []
+        whole = self.size is not None and len(self._gathered) >= self.size and len(self._free()) >= self.size
         return TailCounts(
             on=bool(self._left or self._under_way),
             left=len(self._left),
             kept=bool(self._left) and isinstance(self._left[0], Group),
-            ripe=self.size is not None and len(self._gathered) >= self.size and len(self._free()) >= self.size,
+            ripe=whole or any(self.stranded(task) for task in {group.prompt.task for group in groups}),
             gathered=len(self._gathered),
-            gathered_groups=gathered,
+            gathered_groups=len(groups),
         )
 
     def _free(self) -> list[Prompt | Group]:

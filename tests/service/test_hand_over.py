@@ -386,3 +386,46 @@ async def test_a_small_take_is_not_left_waiting_for_whom_a_whole_batch_would_not
         made.parts.producer.mixture.carry = {"t": 0.41, "u": 0.59, "v": 0.05}
         await fill(made, 1, "u")
         assert mixed(await made.take(groups=1, timeout_s=5.0)) == {"u": 1}
+
+
+async def test_a_task_whose_only_group_waits_in_the_tail_is_not_starved() -> None:
+    """Nobody else of it may be admitted, and the others need no tail: it goes first without company."""  # P33
+    tasks = several(1, 1, u={"max_groups": 1})
+    producer = {"tail_batch_size": 2, "tail_after_aborts": 1}
+    trainer = {"train_batch_size": 2, "over_sample_threshold": 1.0, "max_staleness": 3}
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        stage(engine, tasks=tasks, trainer=trainer, producer=producer) as made,
+    ):
+        engine.answer = lambda call: Reply(tokens=[1]) if of_task(call) == "t" else None
+        await fill(made, 1, "u")
+        await engine.wait_running(1)
+        await fill(made, 20, "t")
+        await made.until(lambda: figures(made, "t")["ready"] == 7)
+        await made.pause()
+        await made.resume()
+        engine.answer = lambda _: Reply(tokens=[1])
+        taken: Counter[str] = Counter()
+        for step in range(4):
+            batch = await made.take(step=step, groups=2, timeout_s=5.0)
+            taken += Counter(mixed(batch))
+            await made.service.ack(batch["batch_id"])
+        assert taken["u"] == 1
+
+
+async def test_a_take_does_not_go_on_waiting_for_a_group_that_goes_to_the_tail() -> None:
+    """It counted on the group while that was to go on at once; in the tail it may wait for the take itself."""  # P33
+    tasks, trainer = several(1, 1), {"train_batch_size": 2, "over_sample_threshold": 1.0, "max_staleness": 3}
+    producer = {"tail_batch_size": 1, "tail_after_aborts": 1}
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        stage(engine, tasks=tasks, trainer=trainer, producer=producer) as made,
+    ):
+        engine.answer = lambda call: Reply(tokens=[1]) if of_task(call) == "t" else None
+        await fill(made, 1, "u")
+        await engine.wait_running(1)
+        await fill(made, 20, "t")
+        await made.until(lambda: figures(made, "t")["ready"] == 7)
+        await made.pause()
+        await made.resume()
+        assert (await made.take(groups=2, timeout_s=5.0))["groups"]
