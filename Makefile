@@ -6,6 +6,8 @@ VLLM   := .venv-vllm
 ARGS   ?=
 SEEDS  ?= 0:3000
 JOBS   ?= 2
+# Most tests wait more than they work: two processes take half of the time. A file stays in one, for what it starts is shared.
+SPREAD ?= -n $(JOBS) --dist loadfile
 
 .PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench
 .PHONY: chaos chaos-smoke durability test-router test-vllm test-vllm-smoke test-wheel clean
@@ -21,8 +23,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: $(VENV)/.installed ## Watch the whole loop learn on this machine (ARGS="--seed 1").
 	$(BIN)/rollout-svc demo $(ARGS)
 
-test: $(VENV)/.installed ## Run the tests (ARGS="-k pause").
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.installed ## Run the tests (ARGS="-k pause"; SPREAD= for one process).
+	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 lint: $(VENV)/.installed ## Check style and types.
 	$(BIN)/ruff check .
@@ -52,6 +54,7 @@ bench: $(VENV)/.installed ## Run every bench (about 50 minutes on 2 cores).
 	$(BIN)/python -m bench.refill
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.journal
+	$(BIN)/python -m bench.longtail
 
 # Real sockets, real processes, real time: what no test of the default suite may need. The flaps have a process of their
 # own: in one that held 4,096 calls before, memory that grows would not show.
@@ -91,7 +94,7 @@ test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.
 	.venv-wheel/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[dev]"
 	mkdir .wheel-tests
 	cp -r tests bench configs pyproject.toml .wheel-tests/
-	cd .wheel-tests && ../.venv-wheel/bin/python -m pytest $(ARGS)
+	cd .wheel-tests && ../.venv-wheel/bin/python -m pytest $(SPREAD) $(ARGS)
 
 # The router users run, in an environment of its own: it brings a web framework of its own, and no torch.
 .venv-router/.installed: Makefile

@@ -126,6 +126,7 @@ class Batches:
         self._paused_s = paused_s
         self._on_demand = on_demand
         self._next_step: int | None = None  # after the last lease
+        self._known_step: int | None = None  # after the steps of an earlier life, until a batch is lent in this one
         self._leased: dict[str, Batch] = {}
         self._last = tally.snapshot()
         self._last_paused_s = 0.0
@@ -157,24 +158,38 @@ class Batches:
         expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
         if again is not None:  # it waits for nobody, so not for its turn either
-            await self._storage.flush()
-            return replace(self._leased[again.batch_id], ack_expired=expired)
+            batch = self._leased[again.batch_id]
+            if await self._durable(batch):
+                return replace(batch, ack_expired=expired)
         wake = asyncio.Event()
-        self._takers[wake] = step, groups
-        self._on_demand()
+        self._ask(wake, step, groups)
         try:
-            async with asyncio.timeout_at(started + timeout_s):
-                async with self._turn:
+            while True:
+                async with asyncio.timeout_at(started + timeout_s), self._turn:
                     batch = await self._take(step, groups, started, wake)
+                self._ask_no_more(wake)
+                if await self._durable(batch):  # it is lent: the time for that does not count
+                    return replace(batch, ack_expired=expired)
+                self._ask(wake, step, groups)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
             raise _not_now(shortage, groups, self._buffer.ready) from None
         finally:
-            self._takers.pop(wake, None)
+            self._ask_no_more(wake)
+
+    def _ask(self, wake: asyncio.Event, step: int, groups: int) -> None:
+        """Have the producer know who waits, and for what."""
+        self._takers[wake] = step, groups
+        self._on_demand()
+
+    def _ask_no_more(self, wake: asyncio.Event) -> None:
+        if self._takers.pop(wake, None) is not None:
             self._on_demand()
-        # A batch that a crash forgot would be handed out a second time. It is lent now: the time for it does not count.
-        await self._storage.flush()
-        return replace(batch, ack_expired=expired)
+
+    async def _durable(self, batch: Batch) -> bool:
+        """Wait until a lease is durable; returns whether it is still in force, and not acknowledged or ended by now."""
+        await self._storage.flush()  # a batch that a crash forgot would be handed out a second time
+        return batch.batch_id in self._leased
 
     async def _take(self, step: int, groups: int, started: float, wake: asyncio.Event) -> Batch:
         self._fresh(step)  # what is too old for it holds room that others need
@@ -222,7 +237,8 @@ class Batches:
             takers = self._takers.values()
             return Demand(version, min(step for step, _ in takers), max(groups for _, groups in takers))
         after = max((lease.step + 1 for lease in self._buffer.leases), default=version)
-        return Demand(version, max(version, after if self._next_step is None else self._next_step))
+        step = max(version, after if self._next_step is None else self._next_step)
+        return Demand(version, step if self._known_step is None else min(step, self._known_step))
 
     def _too_far(self, step: int) -> Shortage:
         version, bound = self._version(), self._serves
@@ -291,7 +307,7 @@ class Batches:
         oldest = oldest_unmasked(step, self.max_token_staleness)
         metrics = self._metrics(groups, step, oldest, wait_s)
         lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s, metrics)
-        self._next_step = step + 1
+        self._next_step, self._known_step = step + 1, None
         self._storage.leased(lease)
         batch = self._leased[batch_id] = Batch(batch_id, step, lease.groups, metrics, oldest=oldest)
         samples = sum(len(group.samples) for group in groups)
@@ -319,8 +335,17 @@ class Batches:
         self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))
 
-    def recall(self) -> None:
-        """Follow the leases that the buffer has from an earlier life."""
+    def recall(self, step: int | None) -> None:
+        """Follow the leases that the buffer has from an earlier life.
+
+        The engines may have weights that were made after it: a trainer that went back to a checkpoint has its own still
+        to load. Until a batch is lent the next step is not taken to be later than the one after those of that life.
+
+        Args:
+            step: the last whose batch was acknowledged; None: none was.
+        """
+        steps = [lease.step for lease in self._buffer.leases] + ([] if step is None else [step])
+        self._known_step = max(steps) + 1 if steps else None
         for lease in self._buffer.leases:
             oldest = oldest_unmasked(lease.step, lease.metrics.get("max_token_staleness"))  # as it was lent
             batch = Batch(lease.batch_id, lease.step, lease.groups, lease.metrics, oldest=oldest)

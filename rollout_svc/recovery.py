@@ -66,7 +66,13 @@ def _open(config: Config, path: Path | None, restore: Restore | None, wall: Call
     return (
         MemoryStorage()
         if path is None
-        else Journal.open(path, fingerprint, keep_steps=config.journal.keep_steps, wall=wall)
+        else Journal.open(
+            path,
+            fingerprint,
+            keep_steps=config.journal.keep_steps,
+            synchronous=config.journal.synchronous,
+            wall=wall,
+        )
     )
 
 
@@ -115,7 +121,7 @@ async def recall(parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Call
         parts.buffer.lease(lease.batch_id, lease.step, groups, now + rest, lease.metrics)
     for batch_id, fate in found.ended:
         parts.buffer.remember(batch_id, fate)
-    parts.batches.recall()
+    parts.batches.recall(found.step)
     return _counted(found)
 
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from rollout_svc.chat_template import BAD_PROMPT, Messages, Render, load_chat_template
 from rollout_svc.config import TokenizerConfig
@@ -20,11 +20,14 @@ from rollout_svc.errors import ConfigError, Problem, SampleFailure
 
 __all__ = [
     "BYTE_EOS",
+    "MOST_ID",
+    "NOT_IDS",
     "ByteTokenizer",
     "FileTokenizer",
     "Refused",
     "TextCodec",
     "Tokenizer",
+    "are_ids",
     "load_tokenizer",
     "refused_content",
 ]
@@ -33,6 +36,11 @@ INLINE_TOKENS = 4096
 """Bytes or ids: a cheap tokenizer handles these in 0.1 ms at most, about what a trip to a thread costs."""
 BYTE_EOS = 256
 """Id of the end of sequence in the bytes vocabulary; 0 to 255 are the bytes themselves."""
+
+MOST_ID: Final = 2**63 - 1
+"""The largest token id: what 64 bits with a sign hold, in the journal and in a batch of tensors."""
+NOT_IDS: Final = f"expected whole numbers from 0 to {MOST_ID}"
+"""What is said of `input_ids` that are none."""
 
 SAMPLE_CONVERSATION: Messages = ({"role": "user", "content": "1 + 1 = ?"},)
 """Rendered once, to see whether there is a template at all."""
@@ -216,11 +224,16 @@ def _render(template: Render | None, messages: Messages) -> str:
     return template(messages)
 
 
+def are_ids(values: Sequence[object]) -> bool:
+    """Whether these are token ids."""
+    return all(type(token) is int and 0 <= token <= MOST_ID for token in values)
+
+
 def _checked_ids(value: object) -> list[int]:
     if not isinstance(value, list | tuple) or not value:
         raise SampleFailure(BAD_PROMPT, "input_ids: expected a list of at least one id")
-    if not all(type(token) is int and token >= 0 for token in value):
-        raise SampleFailure(BAD_PROMPT, "input_ids: expected whole numbers from 0")
+    if not are_ids(value):
+        raise SampleFailure(BAD_PROMPT, f"input_ids: {NOT_IDS}")
     return list(value)
 
 

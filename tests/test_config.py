@@ -72,7 +72,7 @@ def test_defaults_are_the_documented_ones() -> None:
         },
         "pause": {"mode": "abort", "deadline_s": 30, "abort_interval_s": 5, "quarantine_s": 60},
         "buffer": {"path": None, "lease_s": 3600, "max_bytes": None},
-        "journal": {"partial_interval_s": 1.0, "keep_steps": 64},
+        "journal": {"partial_interval_s": 1.0, "synchronous": "normal", "keep_steps": 64},
         "evaluation": {"max_in_flight": 64},
         "trajectories": {"path": None, "max_file_bytes": 268435456, "max_files": None},
     }

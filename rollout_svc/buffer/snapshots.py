@@ -25,6 +25,7 @@ import orjson
 from rollout_svc.buffer.journal import schema
 from rollout_svc.buffer.journal.fingerprint import Fingerprint, differences
 from rollout_svc.buffer.journal.notes import Unleased
+from rollout_svc.buffer.journal.records import decode_sample
 from rollout_svc.buffer.journal.tables import Tables
 
 __all__ = [
@@ -75,11 +76,13 @@ class Restored(NamedTuple):
         step: trainer steps done, from where it goes on.
         returned: groups that were consumed at that step or later: their prompts wait to be admitted again.
         freed: groups that were lent for that step or later: they are ready again.
+        redone: samples with tokens of weights that were made after the step: they are begun again.
     """
 
     step: int
     returned: int
     freed: int
+    redone: int
 
 
 def write_snapshot(journal: sqlite3.Connection, target: Path, step: int, between: Callable[[], None]) -> Snapshot:
@@ -159,7 +162,8 @@ def restore(snapshot: Path, journal: Path, fingerprint: Fingerprint, step: int |
 
     What was consumed at `step` or later is not in the weights that the trainer goes on from: its prompts wait to be
     admitted again, before all others, and it is in no total. What was lent for such a step is ready again. What was
-    lent for an earlier step stays lent, until its ack or the end of its lease.
+    lent for an earlier step stays lent, until its ack or the end of its lease. Where the step is before the snapshot's,
+    later weights are gone, and the trainer makes others of the same numbers: samples with tokens of those begin again.
 
     Args:
         snapshot: only read.
@@ -189,6 +193,8 @@ def restore(snapshot: Path, journal: Path, fingerprint: Fingerprint, step: int |
                 raise NotASnapshotError(f"{snapshot} was written under other settings: {'; '.join(others)}")
             copy.execute("BEGIN")
             restored = _go_back(copy, made_at if step is None else step)
+            if restored.step < made_at:
+                restored = restored._replace(redone=_begin_again(copy, restored.step, snapshot))
             copy.execute("DROP TABLE snapshot")
             copy.execute(f"PRAGMA application_id={schema.APPLICATION}")
             copy.execute("COMMIT")
@@ -208,7 +214,8 @@ def _go_back(journal: sqlite3.Connection, step: int) -> Restored:
     journal.executemany(
         "UPDATE totals SET groups = groups - ?, samples = samples - ? WHERE task = ? AND outcome = 'consumed'", by_task
     )
-    first = journal.execute("SELECT coalesce(min(number), 1) FROM again").fetchone()[0]
+    # Below 1 is what comes back; what waits in the tail may have left its first numbers by now.
+    first = journal.execute("SELECT min(coalesce(min(number), 1), 1) FROM again").fetchone()[0]
     journal.execute(
         "INSERT INTO again (number, task, prompt_id, prompt, ids) "
         "SELECT ? + row_number() OVER (ORDER BY number), task, prompt_id, prompt, ids FROM consumed WHERE step >= ?",
@@ -224,7 +231,29 @@ def _go_back(journal: sqlite3.Connection, step: int) -> Restored:
         ids = tuple(orjson.loads(group_ids))
         Tables(journal, 0).write(Unleased(batch_id, ids))
         freed += len(ids)
-    return Restored(step, groups, freed)
+    return Restored(step, groups, freed, 0)
+
+
+def _begin_again(journal: sqlite3.Connection, step: int, snapshot: Path) -> int:
+    """Forget what was made by weights of more than `step` trainer steps; returns how many samples that are."""
+    later: list[tuple[int, str]] = []
+    rows = journal.execute(
+        "SELECT samples.number, group_id, status, state, tokens FROM samples JOIN groups USING (group_id) "
+        "WHERE account != 'leased'"
+    )
+    for number, group_id, status, state, tokens in rows:
+        try:
+            sample = decode_sample(status, state, tokens)
+        except Exception as error:
+            raise NotASnapshotError(f"{snapshot} is damaged: {type(error).__name__}: {error}") from error
+        spans = sample.spans or [span for segment in sample.segments for span in segment.spans]
+        if any(span.version is not None and span.version > step for span in spans):
+            later.append((number, group_id))
+    journal.executemany("DELETE FROM samples WHERE number = ?", ((number,) for number, _ in later))
+    journal.executemany(
+        "UPDATE groups SET account = 'open', place = 0 WHERE group_id = ?", ((group_id,) for _, group_id in later)
+    )
+    return len(later)
 
 
 def _reading(path: Path) -> sqlite3.Connection:

@@ -36,6 +36,7 @@ __all__ = [
 
 Strategy = Literal["async", "sync", "disaggregated"]
 PauseMode = Literal["abort", "wait", "keep"]
+Synchronous = Literal["normal", "full"]
 Routing = Literal["least_tokens", "group_affinity", "round_robin"]
 
 
@@ -136,6 +137,8 @@ class JournalConfig(Settings):
 
     partial_interval_s: Seconds = 1.0
     """Tokens of running samples are journalled this often, where their worker streams."""
+    synchronous: Synchronous = "normal"
+    """`normal` loses nothing when the process is killed; `full` nothing at a power cut either, at the disk's pace."""
     keep_steps: Count = 64
     """Trainer steps for which the prompts of consumed groups are kept, so that an earlier step can be restored."""
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from rollout_svc.errors import Problem
-from rollout_svc.tokens import Refused
+from rollout_svc.tokens import NOT_IDS, Refused, are_ids
 
 __all__ = ["PromptLine", "check_line", "read_line"]
 
@@ -85,8 +85,8 @@ def _check_content(key: str, value: Any) -> Problem | None:
         return None if isinstance(value, str) else Problem(key, f"expected a string, not {type(value).__name__}")
     if not isinstance(value, list) or not value:
         return Problem(key, "expected a list with at least one element")
-    if key == "input_ids" and not all(type(token) is int and token >= 0 for token in value):
-        return Problem(key, "expected whole numbers from 0")
+    if key == "input_ids" and not are_ids(value):
+        return Problem(key, NOT_IDS)
     if key == "messages" and not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value):
         return Problem(key, "expected objects with a role")
     return None

@@ -247,8 +247,10 @@ class Producer:
         if rule is None:
             return Decision("wait", "no_worker")
         counts = self.counts(rule)
-        if rule.strategy == "async" and counts.ready >= (needed := rule.needed(counts.demand)):
-            counts = replace(counts, lacking=bool(self.mixture.missing(needed)))
+        demand = counts.demand
+        if rule.strategy == "async" and counts.ready >= (needed := rule.needed(demand)):
+            # As the take counts that waits: a batch of another size may need nobody whom that one waits for.
+            counts = replace(counts, lacking=bool(self.mixture.missing(demand.asked or needed)))
         return decide(counts, rule)
 
     async def _step(self) -> bool:

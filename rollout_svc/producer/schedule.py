@@ -303,4 +303,10 @@ def _admission(counts: Counts, rule: Rule) -> Decision:
     if counts.unsettled_groups < rule.max_groups and counts.out >= _limit(counts, rule):
         return Decision("wait", "batch_under_way")
     barred = _barred(counts, rule)
-    return Decision("wait", barred) if barred else Decision("admit")
+    if not barred:
+        return Decision("admit")
+    # What the batch lacks may wait in the tail, which is given no company while nothing is admitted.
+    lacking = counts.out < rule.needed(counts.demand)
+    return (
+        Decision("tail") if lacking and counts.tail.gathered_groups and not counts.tail.on else Decision("wait", barred)
+    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -25,7 +26,8 @@ from rollout_svc.workers.worker import EngineCall, Worker
 
 __all__ = ["Partials"]
 
-_SLICE: Final = 16  # members looked at in one turn of the loop: reading a long stream again takes a millisecond
+_SLICE: Final = 16  # members looked at in one turn of the loop
+_SLICE_S: Final = 0.004  # and no other after this long: reading a stream of thousands of events again takes longer
 _REST: Final = 9.0  # a slice is followed by a rest of so many times its own length
 _S: Final = SampleStatus
 
@@ -57,12 +59,14 @@ class Partials:
 
     async def sweep(self) -> None:
         """Note every sample under way that is not as it was noted last."""
-        members = self._rollouts.members(("train",))
-        for start in range(0, len(members), _SLICE):
+        members = deque(self._rollouts.members(("train",)))
+        while members:
             began = self._clock()
             calls = self._calls()
-            for member in members[start : start + _SLICE]:
-                self._note(member, calls)
+            for _ in range(min(_SLICE, len(members))):
+                self._note(members.popleft(), calls)
+                if self._clock() - began >= _SLICE_S:
+                    break
             await asyncio.sleep(_REST * (self._clock() - began))
 
     def _calls(self) -> dict[str, tuple[Worker, EngineCall]]:

@@ -145,7 +145,7 @@ class PromptLine(Body):  # it describes and does not check: `producer.lines` doe
     """A conversation, for the chat template."""
     text: str | None = None
     """Text, to be encoded as it is."""
-    input_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    input_ids: Annotated[list[Annotated[int, Field(ge=0, le=_MOST)]], Field(min_length=1)] | None = None
     """Token ids."""
     ground_truth: Any = None
     """What the judger compares with."""

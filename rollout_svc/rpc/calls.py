@@ -149,11 +149,11 @@ async def evaluate(site: Site, body: bodies.Evaluation) -> web.Response:
     groups = await site.service.run_evaluation(
         body.task, body.prompts, sampling=given, version=body.version, timeout_s=body.timeout_s
     )
-    parts = []
-    for group in groups:
-        parts.append(record_of(group))
+    parts = [b'{"groups":[']
+    for index, group in enumerate(groups):
+        parts.append(b"," + record_of(group) if index else record_of(group))
         await asyncio.sleep(0)  # many answers must not hold the loop
-    return web.Response(body=b'{"groups":[' + b",".join(parts) + b"]}", content_type="application/json")
+    return _in_pieces([*parts, b"]}"], "application/json")
 
 
 async def concurrency(site: Site) -> Any:

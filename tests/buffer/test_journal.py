@@ -187,6 +187,21 @@ def test_a_history_cut_anywhere_has_every_prompt_once(script: list[tuple[str, in
     assert found.late_discarded == history.ledger.late_discarded
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(OPS), st.integers(0, 7)), max_size=40), st.integers(1, 9))
+def test_notes_of_one_transaction_come_to_the_same(script: list[tuple[str, int]], at_once: int) -> None:
+    """However many are written together, and though only a sample's last state is."""  # P31
+    history, noted = History(), list[notes.Note]()
+    history.journal.inline.after = noted.append
+    for op, choice in script:
+        history.do(op, choice)
+    connection = memory_database()
+    tables = Tables(connection, 64)
+    for start in range(0, len(noted), at_once):
+        tables.write(*noted[start : start + at_once])
+    assert read_journal(connection) == history.journal.found()
+
+
 @pytest.fixture
 def journal() -> InlineJournal:
     """An empty journal in memory."""

@@ -15,12 +15,15 @@ import pytest
 
 from rollout_svc.buffer.journal import notes
 from rollout_svc.buffer.journal.reading import consumed_since, read_journal
+from rollout_svc.buffer.journal.records import state_json
 from rollout_svc.buffer.journal.schema import APPLICATION, PRAGMAS, VERSION, create_tables
 from rollout_svc.buffer.journal.tables import Tables
 from rollout_svc.buffer.recovered import Recovered
 from rollout_svc.buffer.restoring import restore_journal
 from rollout_svc.buffer.snapshots import NotASnapshotError, read_snapshot, write_snapshot
 from rollout_svc.errors import ConfigError
+from rollout_svc.sample_state import SampleState
+from rollout_svc.segment import Segment, VersionSpan
 
 FINGERPRINT: dict[str, Any] = {"tasks": {"t": {"prompts": "push"}}}
 SIZE = 2
@@ -194,7 +197,7 @@ def test_going_on_gives_back_what_came_after_the_step(kept: Kept, tmp_path: Path
     kept.write(notes.Settled(kept.admit()[0], "expired", again=True))
     kept.snapshot(tmp_path / "snapshot.db", 4)
     done = restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, 2)
-    assert done == (2, 7, 0)
+    assert done == (2, 7, 0, 0)
     found = content(tmp_path / "new.db")
     assert [prompt.prompt_id for prompt in found.returned] == [f"p{number}" for number in range(3, 10)]
     assert [prompt.prompt_id for prompt in found.again] == ["p10"]
@@ -206,13 +209,27 @@ def test_going_on_gives_back_what_came_after_the_step(kept: Kept, tmp_path: Path
         assert len(consumed_since(journal, 1)) == 2
 
 
+def test_what_comes_back_goes_before_a_tail_whose_first_prompts_have_left(kept: Kept, tmp_path: Path) -> None:
+    """The tail's numbers begin higher by then: what was consumed is not taken for a part of it."""  # P31
+    kept.consume(0, 2)
+    for group_id in kept.admit(3):
+        kept.write(notes.Settled(group_id, "expired", again=True))
+    for prompt_id in ("p2", "p3"):
+        kept.write(notes.Admitted(f"again-{prompt_id}", "t", prompt_id, b"{}", [1, 2], SIZE, None, None))
+    kept.snapshot(tmp_path / "snapshot.db", 1)
+    restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, 0)
+    found = content(tmp_path / "new.db")
+    assert [prompt.prompt_id for prompt in found.returned] == ["p0", "p1"]
+    assert [prompt.prompt_id for prompt in found.again] == ["p4"]
+
+
 def test_going_on_frees_what_was_lent_for_the_step(kept: Kept, tmp_path: Path) -> None:
     """What was lent for the step or later is ready again, in its order; an earlier lease stays."""
     for step in range(3):
         kept.lease(step, 2)
     kept.snapshot(tmp_path / "snapshot.db", 3)
     done = restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, 1)
-    assert done == (1, 0, 4)
+    assert done == (1, 0, 4, 0)
     found = content(tmp_path / "new.db")
     assert [lease.batch_id for lease in found.leases] == ["b0"]
     assert [(group.group_id, group.account) for group in found.groups if group.account == "ready"] == [
@@ -220,12 +237,36 @@ def test_going_on_frees_what_was_lent_for_the_step(kept: Kept, tmp_path: Path) -
     ]
 
 
+def made_by(version: int, group_id: str, member: int) -> notes.Member:
+    """A sample that was cut after two tokens of a version."""
+    segment = Segment([1, 2], [-0.5, -0.5], (VersionSpan(version, 0, 2),))
+    state = SampleState("ABORTED", resume_at="generate", finish_reason="abort", segments=(segment,))
+    return notes.Member(group_id, member, state, state_json(state))
+
+
+@pytest.mark.parametrize(("step", "redone"), [(3, 0), (2, 1), (1, 3)])
+def test_tokens_of_weights_that_are_gone_are_not_gone_on_with(
+    kept: Kept, tmp_path: Path, step: int, redone: int
+) -> None:
+    """Weights made after the step will be others of the same number: what they made is made again."""  # P32
+    ready, unfinished = kept.admit(2)
+    kept.write(notes.Saved(ready, (made_by(1, ready, 0), made_by(2, ready, 1))))
+    kept.write(notes.Kept((made_by(2, unfinished, 0), made_by(3, unfinished, 1))))
+    kept.snapshot(tmp_path / "snapshot.db", 3)
+    done = restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, step)
+    assert done.redone == redone
+    found = {group.group_id: group for group in content(tmp_path / "new.db").groups}
+    assert found[ready].account == ("ready" if step > 1 else "aborted")
+    tokens = {group_id: [len(state.segments) for state in group.samples] for group_id, group in found.items()}
+    assert tokens == {ready: [1, step > 1], unfinished: [step > 1, step > 2]}
+
+
 def test_by_default_it_goes_on_from_the_snapshots_step(kept: Kept, tmp_path: Path) -> None:
     """Without a step it is the snapshot's own: nothing of before comes back."""
     kept.consume(0)
     kept.consume(1)
     kept.snapshot(tmp_path / "snapshot.db", 1)
-    assert restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, None) == (1, 1, 0)
+    assert restore_journal(tmp_path / "snapshot.db", tmp_path / "new.db", FINGERPRINT, None) == (1, 1, 0, 0)
 
 
 def test_a_step_out_of_reach_is_refused(kept: Kept, tmp_path: Path) -> None:

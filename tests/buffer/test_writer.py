@@ -36,12 +36,13 @@ class Table:
         if statement == "COMMIT":
             self.committing.set()
 
-    def write(self, number: int) -> None:
+    def write(self, numbers: list[int]) -> None:
         self.entered.set()
         assert self.go_on.wait(10)
-        if number == self.bad:
-            raise sqlite3.OperationalError("database or disk is full")
-        self.connection.execute("INSERT INTO numbers VALUES (?)", (number,))
+        for number in numbers:
+            if number == self.bad:
+                raise sqlite3.OperationalError("database or disk is full")
+            self.connection.execute("INSERT INTO numbers VALUES (?)", (number,))
 
     def rows(self) -> list[int]:
         """What another process would find."""

@@ -186,6 +186,7 @@ class Trainer:
             if time.time() > end:
                 missing = self.books.due - self.books.consumed
                 status = await self._client.status()
-                raise AssertionError(f"not within {timeout_s} s: {missing}; lent {self.books.lent}; {status}")
+                told = {key: status[key] for key in ("state", "buffer", "ledger")}
+                raise AssertionError(f"not within {timeout_s} s: {dict(missing)}; {told}")
             await self.one_call()
         await self.look()

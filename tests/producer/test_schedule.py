@@ -113,6 +113,13 @@ def test_it_waits_for_a_reason_that_is_the_case(now: Counts, rule: Rule) -> None
     assert decision.reason == "" or decision.reason in WORDS
 
 
+@given(counts, rules())
+def test_what_the_batch_lacks_does_not_wait_in_the_tail(now: Counts, rule: Rule) -> None:
+    """Where nothing may be admitted, groups that are admitted already go on: nobody else can fill the batch."""  # P18
+    if now.out < rule.needed(now.demand) and now.tail.gathered_groups and not now.tail.on:
+        assert decide(now, rule).reason not in ("max_groups", "buffer_full", "every_group_fails")
+
+
 @given(rules(), st.integers(0, 9))
 def test_whoever_waits_for_a_step_in_reach_is_worked_for(rule: Rule, ahead: int) -> None:
     """The limit is never below what a take of such a step asks for: all that is out being ready would meet it."""

@@ -13,6 +13,7 @@ from rollout_svc.events import ComponentDied, GroupSettled, LeaseExpired, Sample
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.sources import BAD_LINES
 from tests.support.stage import lines, stage
+from tests.support.stores import Store
 
 
 def answered(call: Call) -> Reply:
@@ -53,6 +54,21 @@ async def test_two_takes_of_one_step_at_once_get_one_batch(engine: FakeSGLang) -
         one, two = await asyncio.gather(*asking)
         assert one["batch_id"] == two["batch_id"]
         assert made.groups("leased") == 2
+
+
+async def test_a_batch_that_is_acknowledged_while_it_is_asked_for_again_is_not_given_again(engine: FakeSGLang) -> None:
+    """Somebody acknowledges it while the take waits for the disk: the take gets the next one."""  # P31
+    store = Store()
+    async with stage(engine, pushed=4, storage=store) as made:
+        first = await made.take(step=0, groups=2)
+        store.flushing = asyncio.Event()
+        again = made.start(made.take(step=0, groups=2))
+        await store.flushing.wait()
+        acked = made.start(made.service.ack(first["batch_id"]))
+        await made.until(lambda: made.groups("consumed") == 2)
+        store.go_on.set()
+        await acked
+        assert not set(ids(await again)) & set(ids(first))
 
 
 async def test_an_ack_is_for_good_and_twice_is_once(engine: FakeSGLang) -> None:

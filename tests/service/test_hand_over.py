@@ -370,3 +370,19 @@ async def test_what_is_too_old_makes_room_in_a_full_buffer() -> None:
                 await made.take(step=2, groups=8, timeout_s=0.05)
             assert refused.value.detail["ready"] == 0
             assert (made.groups("expired"), made.parts.buffer.bytes) == (4, 0)
+
+
+async def test_a_small_take_is_not_left_waiting_for_whom_a_whole_batch_would_not_need() -> None:
+    """One group is task u's turn, two would be one of t and one of v: what the take lacks is made, not what two do."""
+    trainer = {"train_batch_size": 2, "over_sample_threshold": 3.0}
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        stage(engine, tasks=several(2, 0.3, 5), trainer=trainer, producer={"strategy": "async"}) as made,
+    ):
+        engine.answer = lambda _: Reply(tokens=[1])
+        await fill(made, 1, "t")
+        await fill(made, 2, "v")
+        await made.until(lambda: figures(made, "t")["ready"] + figures(made, "v")["ready"] >= 2)
+        made.parts.producer.mixture.carry = {"t": 0.41, "u": 0.59, "v": 0.05}
+        await fill(made, 1, "u")
+        assert mixed(await made.take(groups=1, timeout_s=5.0)) == {"u": 1}

@@ -14,7 +14,8 @@ import pytest
 
 from rollout_svc.buffer.journal import Journal
 from rollout_svc.buffer.journal.reading import read_journal
-from rollout_svc.errors import ConfigError, Conflict, NotNow
+from rollout_svc.buffer.journal.writer import JournalFailed
+from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotNow
 from rollout_svc.sample_state import SampleState
 from rollout_svc.service import RolloutService
 from tests.support.fake_sglang import Call, FakeSGLang, Reply, Status
@@ -92,6 +93,36 @@ async def test_what_is_ready_leased_and_pushed_comes_back(engine: FakeSGLang, di
         await made.service.ack(batch["batch_id"])
         assert made.groups("consumed") == 2
         assert made.groups("leased") == 2
+
+
+async def test_later_weights_at_the_engines_end_nothing_before_the_trainer_has_asked(disk: Disk) -> None:
+    """A trainer that went back has its weights still to load: what its next step can take is gone on with."""  # P31
+    engine = FakeSGLang(weight_version="0")
+    async with engine, stage(streaming(engine), pushed=2, buffer=disk(), journal={"partial_interval_s": 0.01}) as made:
+        await engine.wait_running(2)
+        engine.release(engine.calls("running")[0], tokens=[1])
+        await made.service.ack((await made.take(step=0))["batch_id"])
+        engine.advance(engine.calls("running")[0], 3)
+        await written(made, lambda state: len(state.segments) == 1 and len(state.segments[0].ids) == 3)
+        await disk.dies(made)
+    later = FakeSGLang(weight_version="3")
+    async with later, stage(streaming(later), buffer=disk()) as made:
+        await later.wait_running(1)
+        assert made.parts.fleet.version == 3
+        later.release(tokens=[7])
+        [record] = (await made.take(step=1))["groups"][0]["samples"]
+        assert [span["version"] for span in record["weight_versions"]] == [0, 3]
+    assert made.groups("expired") == 0
+
+
+async def test_an_id_that_no_journal_can_hold_is_refused(engine: FakeSGLang, disk: Disk) -> None:
+    """It is said to whoever pushed it, at its field: admitted, it would end this life and every one after it."""  # P35
+    async with stage(engine, buffer=disk()) as made:
+        with pytest.raises(BadRequest, match="whole numbers") as refused:
+            await made.push([{"id": "large", "input_ids": [1, 2**63]}])
+        assert [problem["path"] for problem in refused.value.detail] == ["prompts.0.input_ids"]
+        assert await made.push([{"id": "largest", "input_ids": [1, 2**63 - 1]}]) == 1
+        assert ids(await made.take()) == ["largest"]
 
 
 def streaming(engine: FakeSGLang) -> dict[str, Any]:
@@ -244,9 +275,9 @@ async def test_a_full_disk_fails_the_service_at_once_and_tears_nothing(engine: F
         await journal.writer.run(lambda connection: connection.execute("PRAGMA max_page_count=1"))
         waiting = made.start(made.take(step=1, groups=2))
         big = [{"id": f"big{n}", "input_ids": [1], "meta": {"text": "x" * 100_000}} for n in range(20)]
-        with pytest.raises(NotNow, match="full") as told:
+        with pytest.raises(JournalFailed, match="full") as refused:
             await made.push(big)
-        assert told.value.type == "failed"
+        assert (refused.value.status, refused.value.type) == (503, "failed")
         with pytest.raises(NotNow, match="full"):
             await waiting
         with pytest.raises(NotNow, match="full"):

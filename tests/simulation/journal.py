@@ -102,11 +102,11 @@ class SimStorage(MemoryStorage):
 class _SimWriter(Writer[notes.Note]):
     """Writes what gathered when its time has come, in the life that noted it: one that is killed takes it along."""
 
-    def __init__(self, life: Life, connection: sqlite3.Connection, write: Callable[[notes.Note], None]) -> None:
+    def __init__(self, life: Life, connection: sqlite3.Connection, write: Callable[..., None]) -> None:
         self.failure = None
         self._world = life.world
         self._connection = connection
-        self._write = write
+        self._write = lambda batch: write(*batch)
         self._notes: list[notes.Note] = []
         self._flushes: list[asyncio.Future[None]] = []
         self._due: asyncio.TimerHandle | None = None
@@ -124,8 +124,7 @@ class _SimWriter(Writer[notes.Note]):
         self._due = None
         batch, self._notes = self._notes, []
         self._connection.execute("BEGIN")
-        for note in batch:
-            self._write(note)
+        self._write(batch)
         self._connection.execute("COMMIT")
         for note in batch:
             self._world.durable.written(note)

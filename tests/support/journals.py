@@ -33,11 +33,11 @@ class _Inline(Writer[notes.Note]):
         self.failure = None
         self.after: Callable[[notes.Note], None] = lambda _: None
         self._connection = connection
-        self._write = write
+        self._write_one = write
 
     def put(self, note: notes.Note) -> None:
         self._connection.execute("BEGIN")
-        self._write(note)
+        self._write_one(note)
         self._connection.execute("COMMIT")
         self.after(note)
 

@@ -18,6 +18,7 @@ class Store(MemoryStorage):
         block: saves wait for `go_on`.
         deaf: a save that is cancelled while it waits goes on waiting.
         fail: saves that still fail.
+        flushing: set while a flush waits for `go_on`; flushes wait where it is not None.
     """
 
     def __init__(self, bell: Bell | None = None) -> None:
@@ -26,6 +27,7 @@ class Store(MemoryStorage):
         self.block = False
         self.deaf = False
         self.fail = 0
+        self.flushing: asyncio.Event | None = None
         self.saving = 0
         self.saved: list[str] = []
         self.closed = False
@@ -46,6 +48,12 @@ class Store(MemoryStorage):
             raise OSError("the disk is full")
         self.saved.append(group.group_id)
         self.bell.ring()
+
+    async def flush(self) -> None:
+        """Wait, where the test says so."""
+        if self.flushing is not None:
+            self.flushing.set()
+            await self.go_on.wait()
 
     async def close(self) -> None:
         """Close."""

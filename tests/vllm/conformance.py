@@ -46,7 +46,16 @@ class VLLMSite:
 
     async def wait_inside(self, count: int) -> None:
         """Ask it until it says so."""
-        await look(lambda: sum(self._server.load()) >= count, f"{count} inside", self.wait_s)
+        seen: list[tuple[float, float]] = []
+
+        def inside() -> bool:
+            seen.append(self._server.load())
+            return sum(seen[-1]) >= count
+
+        try:
+            await look(inside, f"{count} inside", self.wait_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: running and waiting were {seen[:40]} and so on") from None
 
     async def own_count(self) -> int:
         """By its own gauges, which show its last step: one that is idle says so a little later."""

@@ -183,15 +183,23 @@ class Server:
 
     def metric(self, name: str) -> float:
         """A gauge or counter of its own, summed over its labels."""
+        return self.metrics(name)[0]
+
+    def metrics(self, *names: str) -> list[float]:
+        """Some of them, of one moment."""
         status, text = self.call("GET", "/metrics")
-        values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
         assert status == 200
-        assert values, f"no metric {name}"
-        return sum(values)
+        found = []
+        for name in names:
+            values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
+            assert values, f"no metric {name}"
+            found.append(sum(values))
+        return found
 
     def load(self) -> tuple[float, float]:
         """What runs and what waits, by its own gauges; they lag by a step of the engine."""
-        return self.metric("num_requests_running"), self.metric("num_requests_waiting")
+        running, waiting = self.metrics("num_requests_running", "num_requests_waiting")
+        return running, waiting
 
     def reset(self) -> None:
         """Make it as it was when it started: nothing runs, model `a`'s weights, no label of ours, no cached prefix."""

@@ -60,7 +60,13 @@ class Journal:
 
     @classmethod
     def open(
-        cls, path: Path, fingerprint: Fingerprint, *, keep_steps: int, wall: Callable[[], float] = time.time
+        cls,
+        path: Path,
+        fingerprint: Fingerprint,
+        *,
+        keep_steps: int,
+        synchronous: str = "normal",
+        wall: Callable[[], float] = time.time,
     ) -> Self:
         """Open a journal, or make it, and read what is there. Blocks: call it in a thread, before anything starts.
 
@@ -68,12 +74,13 @@ class Journal:
             path: of the file.
             fingerprint: what it must belong to; see `fingerprint.fingerprint_of`.
             keep_steps: trainer steps for which the prompts of consumed groups are kept.
+            synchronous: `normal`, or `full`: see `schema`.
             wall: wall-clock time, seconds since the epoch.
 
         Raises:
             ConfigError: at `buffer.path`; the file is as it was.
         """
-        connection = open_journal(path, fingerprint)
+        connection = open_journal(path, fingerprint, synchronous)
         try:
             return cls(connection, read_journal(connection), keep_steps=keep_steps, wall=wall)
         except Exception as error:
@@ -82,7 +89,7 @@ class Journal:
 
     def start(self) -> Writer[notes.Note]:
         """Begin to write; in the loop whose notes these will be."""
-        self._writer = Writer(self._connection, self._tables.write, on_failure=self._failed)
+        self._writer = Writer(self._connection, lambda some: self._tables.write(*some), on_failure=self._failed)
         return self._writer
 
     def recover(self) -> Recovered:

@@ -32,12 +32,13 @@ _HEADER_BYTES: Final = 100
 _LARGEST_PAGE: Final = 65536  # bytes; written as 1, for it does not fit
 
 
-def open_journal(path: Path, fingerprint: Fingerprint) -> sqlite3.Connection:
+def open_journal(path: Path, fingerprint: Fingerprint, synchronous: str = "normal") -> sqlite3.Connection:
     """Open a journal for writing, in autocommit mode; makes it where there is none. Blocks.
 
     Args:
         path: of the file.
         fingerprint: what it must belong to.
+        synchronous: `normal`, or `full`: see `schema`.
 
     Raises:
         ConfigError: at `buffer.path`: why it cannot be used, or what differs; the file is as it was.
@@ -49,7 +50,7 @@ def open_journal(path: Path, fingerprint: Fingerprint) -> sqlite3.Connection:
         if problem is not None:
             raise refusal(path, problem)
         _compare(path, fingerprint)
-        return _connect(path)
+        return _connect(path, synchronous)
     except OSError as error:
         raise refusal(path, f"cannot be used: {error.strerror or error}") from None
     except sqlite3.Error as error:
@@ -126,12 +127,12 @@ def _compare(path: Path, fingerprint: Fingerprint) -> None:
         raise refusal(path, f"was written under other settings: {'; '.join(found)}")
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
     if not os.access(path, os.W_OK) or not os.access(path.parent, os.W_OK):
         raise refusal(path, "cannot be written: it, or its folder, is read-only")
     connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
     try:
-        for pragma in PRAGMAS:
+        for pragma in (*PRAGMAS, f"PRAGMA synchronous={synchronous}"):
             connection.execute(pragma)
         connection.execute("BEGIN IMMEDIATE")  # takes the lock for good
         connection.execute("UPDATE meta SET value = value WHERE key = 'created'")

@@ -1,16 +1,19 @@
-"""What a note does to the tables.
+"""What notes do to the tables.
 
 Invariants:
 
-- A note changes the tables only through `write`, inside the caller's transaction.
+- Notes change the tables only through `write`, inside the caller's transaction.
 - A note about a group that is not there, or about a sample of one, changes nothing: it was settled before.
 - Totals of settled groups are counted when the group leaves, so that totals and groups are always of one moment.
+- What is written together comes to what it would one by one; of a sample, a source or a line only the last is written,
+  in as few statements as there can be: each is a turn in which the thread and the loop wait for each other.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -23,15 +26,28 @@ __all__ = ["REMEMBERED_LEASES", "Tables"]
 REMEMBERED_LEASES: Final = 1024
 """Ended leases whose fate is still told to a late ack."""
 
-_PUT_SAMPLE: Final = (
-    "INSERT INTO samples (group_id, member, status, state, tokens) SELECT ?, ?, ?, ?, ? "
-    "WHERE EXISTS (SELECT 1 FROM groups WHERE group_id = ?) ON CONFLICT (group_id, member) "
+_ROWS: Final = 64  # samples in one statement
+_AMONG: Final = "(SELECT value FROM json_each(?))"
+_PUT_SAMPLES: Final = (
+    "INSERT INTO samples (group_id, member, status, state, tokens) VALUES {} ON CONFLICT (group_id, member) "
     "DO UPDATE SET status = excluded.status, state = excluded.state, tokens = excluded.tokens"
 )
 _COUNT: Final = (
-    "INSERT INTO totals SELECT task, ?, 1, size FROM groups WHERE group_id = ? ON CONFLICT (task, outcome) "
-    "DO UPDATE SET groups = groups + 1, samples = samples + excluded.samples"
+    "INSERT INTO totals SELECT task, ?, count(*), sum(size) FROM groups "  # noqa: S608 - our own names
+    f"WHERE group_id IN {_AMONG} GROUP BY task ON CONFLICT (task, outcome) "
+    "DO UPDATE SET groups = groups + excluded.groups, samples = samples + excluded.samples"
 )
+_MAKE_READY: Final = (
+    "UPDATE groups SET account = 'ready', place = ? + listed.key FROM json_each(?) AS listed "
+    "WHERE group_id = listed.value"
+)
+_MOVE_SOURCE: Final = (
+    "INSERT INTO sources VALUES (?, ?, ?) ON CONFLICT (task) DO UPDATE SET used = excluded.used, state = excluded.state"
+)
+_USE_LINES: Final = f"UPDATE pushed SET line = NULL WHERE task = ? AND prompt_id IN {_AMONG}"  # noqa: S608
+_THERE: Final = f"SELECT group_id FROM groups WHERE group_id IN {_AMONG}"  # noqa: S608
+_FORGET: Final = tuple(f"DELETE FROM {table} WHERE group_id IN {_AMONG}" for table in ("samples", "groups"))  # noqa: S608
+_LEND: Final = f"UPDATE groups SET account = 'leased' WHERE group_id IN {_AMONG}"  # noqa: S608
 _SET_META: Final = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
@@ -43,6 +59,12 @@ class Tables:
         self._do = connection.execute
         self._do_many = connection.executemany
         self._keep_steps = keep_steps
+        self._places: tuple[int, int] | None = None  # of the ready groups, before the first and after the last
+        # Of the transaction under way:
+        self._members: dict[str, dict[int, notes.Member]] = {}
+        self._sources: dict[str, tuple[int | None, bytes | None]] = {}
+        self._used: dict[str, list[str]] = {}
+        self._ready: list[str] = []
         self._writers: dict[type, Callable[[Any], None]] = {
             notes.Pushed: self._pushed,
             notes.Admitted: self._admitted,
@@ -57,9 +79,13 @@ class Tables:
             notes.Tallied: self._tallied,
         }
 
-    def write(self, note: notes.Note) -> None:
-        """Write one note; the caller's transaction is open."""
-        self._writers[type(note)](note)
+    def write(self, *some: notes.Note) -> None:
+        """Write notes, in order; the caller's transaction is open."""
+        for note in some:
+            self._writers[type(note)](note)
+        self._line_up()
+        self._write_sources()
+        self._write_members()
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
@@ -75,24 +101,36 @@ class Tables:
                 (note.task, note.prompt_id),
             )
         else:
-            self._do(
-                "INSERT INTO sources VALUES (?, ?, ?) "
-                "ON CONFLICT (task) DO UPDATE SET used = excluded.used, state = excluded.state",
-                (note.task, note.used, note.source_state),
-            )
-            self._do("UPDATE pushed SET line = NULL WHERE task = ? AND prompt_id = ?", (note.task, note.prompt_id))
+            self._sources[note.task] = note.used, note.source_state
+            self._used.setdefault(note.task, []).append(note.prompt_id)
         self._do(
             "INSERT INTO groups (group_id, task, prompt_id, prompt, ids, size, account) "
             "VALUES (?, ?, ?, ?, ?, ?, 'open')",
             (note.group_id, note.task, note.prompt_id, note.prompt, encode_ids(note.ids), note.size),
         )
 
+    def _write_sources(self) -> None:
+        for task, (used, state) in self._sources.items():
+            self._do(_MOVE_SOURCE, (task, used, state))
+            self._do(_USE_LINES, (task, orjson.dumps(self._used[task]).decode()))
+        self._sources, self._used = {}, {}
+
     # -- work ------------------------------------------------------------------------------------------------
 
     def _put(self, members: Iterable[notes.Member]) -> None:
-        for group_id, member, state, head in members:
-            blobs = encode_sample(state, head)
-            self._do(_PUT_SAMPLE, (group_id, member, state.status, *blobs, group_id))
+        for member in members:
+            self._members.setdefault(member.group_id, {})[member.member] = member
+
+    def _write_members(self) -> None:
+        if not self._members:
+            return
+        named = orjson.dumps(list(self._members)).decode()
+        there = self._do(_THERE, (named,)).fetchall()
+        members = (member for (group_id,) in there for member in self._members[group_id].values())
+        while some := list(islice(members, _ROWS)):
+            values = [value for member in some for value in _row(member)]
+            self._do(_PUT_SAMPLES.format(", ".join(["(?, ?, ?, ?, ?)"] * len(some))), values)
+        self._members = {}
 
     def _handed_back(self, note: notes.HandedBack) -> None:
         row = (note.hand_backs, note.cuts, note.group_id)
@@ -101,16 +139,23 @@ class Tables:
 
     def _saved(self, note: notes.Saved) -> None:
         self._put(note.members)
-        self._make_ready([note.group_id], in_front=False)
+        self._ready.append(note.group_id)
 
-    def _make_ready(self, group_ids: Sequence[str], *, in_front: bool) -> None:
-        """Line groups up for the next batch: at the end, or before all others."""
-        [last, first] = self._do("SELECT max(place), min(place) FROM groups WHERE account = 'ready'").fetchone()
-        start = (first or 0) - len(group_ids) if in_front else (last or 0) + 1
-        self._do_many(
-            "UPDATE groups SET account = 'ready', place = ? WHERE group_id = ?",
-            ((start + offset, group_id) for offset, group_id in enumerate(group_ids)),
-        )
+    def _line_up(self, in_front: Sequence[str] = ()) -> None:
+        """Line groups up for the next batch: those that were saved at the end, others before all."""
+        if not (self._ready or in_front):
+            return
+        if self._places is None:
+            first = self._do("SELECT min(place) FROM groups WHERE account = 'ready'").fetchone()[0]
+            last = self._do("SELECT max(place) FROM groups WHERE account = 'ready'").fetchone()[0]
+            self._places = (first or 0) - 1, (last or 0) + 1
+        before, after = self._places
+        if self._ready:
+            self._do(_MAKE_READY, (after, orjson.dumps(self._ready).decode()))
+        if in_front:
+            self._do(_MAKE_READY, (before + 1 - len(in_front), orjson.dumps(in_front).decode()))
+        self._places = before - len(in_front), after + len(self._ready)
+        self._ready = []
 
     def _settled(self, note: notes.Settled) -> None:
         if note.again:
@@ -119,34 +164,40 @@ class Tables:
                 "SELECT task, prompt_id, prompt, ids FROM groups WHERE group_id = ?",
                 (note.group_id,),
             )
-        self._end(note.group_id, note.outcome)
+        self._end((note.group_id,), note.outcome)
 
-    def _end(self, group_id: str, outcome: str) -> None:
-        self._do(_COUNT, (outcome, group_id))
-        self._do("DELETE FROM samples WHERE group_id = ?", (group_id,))
-        self._do("DELETE FROM groups WHERE group_id = ?", (group_id,))
+    def _end(self, group_ids: Sequence[str], outcome: str) -> None:
+        """Count groups out, and forget them."""
+        self._line_up()
+        for group_id in group_ids:
+            self._members.pop(group_id, None)
+        named = orjson.dumps(group_ids).decode()
+        self._do(_COUNT, (outcome, named))
+        for forget in _FORGET:
+            self._do(forget, (named,))
 
     # -- trainers --------------------------------------------------------------------------------------------
 
     def _leased(self, note: notes.Leased) -> None:
+        self._line_up()
         ids = orjson.dumps(note.group_ids)
         row = (note.batch_id, note.step, note.expires_at, ids, note.metrics)
         self._do("INSERT INTO leases (batch_id, step, expires_at, group_ids, metrics) VALUES (?, ?, ?, ?, ?)", row)
-        self._do_many("UPDATE groups SET account = 'leased' WHERE group_id = ?", ((i,) for i in note.group_ids))
+        self._do(_LEND, (ids.decode(),))
 
     def _unleased(self, note: notes.Unleased) -> None:
         self._end_lease(note.batch_id, "expired")
-        self._make_ready(note.group_ids, in_front=True)
+        self._line_up(note.group_ids)
 
     def _consumed(self, note: notes.Consumed) -> None:
         self._end_lease(note.batch_id, "acknowledged")
-        for group_id in note.group_ids:
-            self._do(
-                "INSERT INTO consumed (group_id, step, task, prompt_id, prompt, ids, size) "
-                "SELECT group_id, ?, task, prompt_id, prompt, ids, size FROM groups WHERE group_id = ?",
-                (note.step, group_id),
-            )
-            self._end(group_id, "consumed")
+        self._do(
+            "INSERT INTO consumed (group_id, step, task, prompt_id, prompt, ids, size) "
+            "SELECT group_id, ?, task, prompt_id, prompt, ids, size FROM json_each(?) AS listed "
+            "JOIN groups ON group_id = listed.value ORDER BY listed.key",
+            (note.step, orjson.dumps(note.group_ids).decode()),
+        )
+        self._end(note.group_ids, "consumed")
         self._set("step", note.step)
         last = note.step - self._keep_steps
         if self._do("DELETE FROM consumed WHERE step <= ?", (last,)).rowcount:
@@ -165,3 +216,8 @@ class Tables:
 
     def _set(self, key: str, value: int) -> None:
         self._do(_SET_META, (key, value))
+
+
+def _row(member: notes.Member) -> tuple[object, ...]:
+    group_id, index, state, head = member
+    return (group_id, index, state.status, *encode_sample(state, head))

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from rollout_svc.errors import NotNow
 
 __all__ = ["JournalFailed", "Writer"]
 
+GATHER_S: Final = 0.002
+"""Seconds for which notes gather when somebody waits for them: with a fast disk each would be a transaction."""
 LINGER_S: Final = 0.02
 """Seconds for which notes gather when nobody waits for them: a sync costs milliseconds, whatever it writes."""
 STUCK_S: Final = 60.0
@@ -35,7 +38,7 @@ R = TypeVar("R")
 
 
 class JournalFailed(NotNow):
-    """Raised when the journal cannot be written, now and from now on; says why. To a caller, a service that failed."""
+    """Raised when the journal cannot be written, now and from now on; says why. Calls of the API end with it."""
 
     def __init__(self, message: str) -> None:
         super().__init__("failed", message)
@@ -65,7 +68,7 @@ class Writer(Generic[N]):
     def __init__(
         self,
         connection: sqlite3.Connection,
-        write: Callable[[N], None],
+        write: Callable[[list[N]], None],
         *,
         on_failure: Callable[[JournalFailed], None],
     ) -> None:
@@ -73,7 +76,7 @@ class Writer(Generic[N]):
 
         Args:
             connection: from here on the thread's, in autocommit mode.
-            write: writes one thing inside the thread's transaction.
+            write: writes things, in order, inside the thread's transaction.
             on_failure: called in the loop, once.
         """
         self.failure: JournalFailed | None = None
@@ -155,8 +158,8 @@ class Writer(Generic[N]):
     def _work(self) -> None:
         while True:
             self._wake.wait()
-            if not self._urgent.is_set():
-                self._urgent.wait(LINGER_S)
+            self._urgent.wait(LINGER_S)
+            time.sleep(GATHER_S)
             self._wake.clear()  # before looking: what comes in between sets it again
             self._urgent.clear()
             if self._drain():
@@ -213,8 +216,7 @@ class Writer(Generic[N]):
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
-            for note in batch:
-                self._write(note)
+            self._write(batch)
             connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - a note that cannot be written must not be left out in silence
             with contextlib.suppress(sqlite3.Error):

@@ -321,7 +321,7 @@ _ALL: Final = (
         "consumed_comes_back",
         "an acknowledged batch stays in the journal, and comes back after a restart",
         "P31",
-        ("buffer.journal.tables", '            self._end(group_id, "consumed")\n', ""),
+        ("buffer.journal.tables", '        self._end(note.group_ids, "consumed")\n', ""),
     ),
     _mutant(
         "expired_prompt_forgotten",
