@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +27,7 @@ import orjson
 
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.errors import Conflict, NotFound, NotNow, NotNowType
+from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, NotNowType
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
 from rollout_svc.producer.masking import encoded, masked_tokens, oldest_unmasked, spent
@@ -149,8 +150,10 @@ class Batches:
             ack: batches to acknowledge first; those whose lease has ended come back in `ack_expired`.
 
         Raises:
+            BadRequest: a number that means nothing; nothing has changed.
             NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
         """
+        _check(step, groups, timeout_s)
         started = asyncio.get_running_loop().time()
         expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
@@ -400,6 +403,15 @@ def _describe(groups: list[Group], step: int, oldest: int | None, dropped: Itera
         "mixed_versions": sum(len(sample.weight_versions) > 1 for sample in samples),
         "masked_tokens": sum(masked_tokens(sample, oldest) for sample in samples) if oldest is not None else 0,
     }
+
+
+def _check(step: int, groups: int, timeout_s: float) -> None:
+    """Refuse what no schedule can reckon with: in process nobody else has looked."""
+    for path, value, least in (("step", step, 0), ("groups", groups, 1)):
+        if type(value) is not int or value < least:
+            raise BadRequest.at(path, f"expected a whole number, {least} or greater")
+    if not (math.isfinite(timeout_s) and timeout_s >= 0):
+        raise BadRequest.at("timeout_s", "expected a finite number, 0 or greater")
 
 
 def _not_now(shortage: Shortage, wanted: int, ready: int) -> NotNow:

@@ -81,11 +81,13 @@ class Checkpoints:
 
         Raises:
             Conflict: `no_journal`: nothing survives here; `exists`: there is another file.
-            BadRequest: nothing can be written at `path`.
+            BadRequest: nothing can be written at `path`, or `step` is no step.
             NotNow: `checkpoint_failed`: the disk is full, or took too long; nothing is left of it.
         """
         if self._storage is None:
             raise Conflict("there is no journal to write a snapshot of: buffer.path is not set", type="no_journal")
+        if type(step) is not int or step < 0:
+            raise BadRequest.at("step", "expected a whole number, 0 or greater")
         target = _place_of(path)
         began = time.monotonic()
         expired = self._acknowledge(ack)
@@ -115,6 +117,8 @@ class Checkpoints:
 
 
 def _place_of(path: str) -> Path:
+    if "\0" in path:
+        raise BadRequest.at("path", "no file has a null character in its name")
     target = Path(path).absolute()
     if not target.parent.is_dir():
         raise BadRequest.at("path", f"there is no folder {target.parent}")

@@ -153,6 +153,28 @@ async def test_a_version_nobody_knows_is_not_batched(engine: FakeSGLang) -> None
         assert made.groups("ready") == 0
 
 
+@pytest.mark.parametrize(
+    ("how", "path"),
+    [
+        ({"step": -1}, "step"),
+        ({"step": "1"}, "step"),
+        ({"step": True}, "step"),
+        ({"step": 1.0}, "step"),
+        ({"groups": 0}, "groups"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"timeout_s": -1.0}, "timeout_s"),
+    ],
+)
+async def test_a_take_that_means_nothing_is_refused(engine: FakeSGLang, how: dict[str, Any], path: str) -> None:
+    """In process as over HTTP: named, nothing is lent, and the service goes on."""
+    async with stage(engine, pushed=1) as made:
+        await made.until(lambda: made.groups("ready") == 1)
+        with pytest.raises(BadRequest, match=f"^{path}: "):
+            await made.service.take_batch(**{"step": 0, "groups": 1, "timeout_s": 1.0} | how)
+        assert made.groups("leased") == 0
+        assert ids(await made.take(step=0, groups=1)) == ["p0"]
+
+
 async def test_a_take_that_is_short_says_why() -> None:
     """`not_enough` names who is under way, since when, where; and that it can be met."""  # P22
     async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:

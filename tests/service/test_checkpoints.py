@@ -134,6 +134,13 @@ async def test_a_place_that_cannot_be_is_refused(engine: FakeSGLang, folder: Fol
         for folder_of_the_kernel in ("/sys", "/proc"):
             with pytest.raises(BadRequest, match=r"^path: cannot write"):
                 await made.service.checkpoint(f"{folder_of_the_kernel}/snapshot.db", 0)
+        with pytest.raises(BadRequest, match=r"^path: no file has a null character"):
+            await made.service.checkpoint(f"{folder.path}/a\0b", 0)
+        nonsense: Any
+        for nonsense in (-1, "1", 1.0):
+            with pytest.raises(BadRequest, match=r"^step: expected a whole number"):
+                await made.service.checkpoint(str(folder.snapshot), nonsense)
+        assert not folder.snapshot.exists()
         assert other.read_text() == "mine"
         assert await step(made, 0) == ["p0"]
         assert (await made.service.checkpoint(str(folder.snapshot), 1))["step"] == 1
