@@ -435,3 +435,4 @@ def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopP
     work.rollouts.on_room = producer.room
     producer.demand = lambda: batches.demand
     fleet.fleet.on_version = ground.storage.versioned
+    fleet.updater.on_updated = producer.weights_went_to

@@ -149,6 +149,10 @@ class Group:
         versions = self.versions()
         return -inf if None in versions else min((v for v in versions if v is not None), default=inf)
 
+    def newer_than(self, version: int) -> bool:
+        """Whether a token of it was made by later weights than `version`."""
+        return any(made_by is not None and made_by > version for made_by in self.versions())
+
     @property
     def weakest(self) -> float:
         """The version from which on a member has no token that is younger: inf where none has tokens.

@@ -39,7 +39,7 @@ from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabo
 from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
 from rollout_svc.weights.calls import WeightCalls
-from rollout_svc.weights.request import read_source
+from rollout_svc.weights.request import read_source, read_version
 from rollout_svc.workers.worker import WorkerState
 
 __all__ = ["RolloutService", "State"]
@@ -385,7 +385,7 @@ class RolloutService:
         While running it needs `pause`: pause, update, resume. A failed update leaves the stage paused.
         """
         self._check_running()
-        return await self.weights.update(version, read_source(source), pause)
+        return await self.weights.update(read_version(version), read_source(source), pause)
 
     # -- concurrency and workers -----------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from rollout_svc.rollout.settling import Settling
 
 __all__ = ["EarlyCancel"]
 
+_GONE: Final = "weights_gone"
 _SLICE: Final = 64  # groups looked at, or tasks cancelled, between two yields: a few milliseconds
 
 
@@ -73,6 +74,23 @@ class EarlyCancel:
             if spent >= _SLICE:
                 spent = 0
                 await asyncio.sleep(0)
+
+    def weights_went_to(self, version: int) -> None:
+        """End what has tokens of later weights than those that were just loaded: a trainer went back, they are gone.
+
+        Their numbers will be given again, to other weights, and such tokens would then count as new.
+        """
+        for group in self._buffer.unfinished_groups():
+            if group.account == "aborted" and group.newer_than(version):
+                self.end(group, _GONE)
+        for run in self._rollouts.runs(("train",)):
+            if not run.closed and run.group.newer_than(version):
+                run.end("expired", _GONE)
+        for group in self._buffer.ready_groups():
+            if group.newer_than(version):
+                self._buffer.drop_ready(group)
+                self._settling.settle(group, "expired", _GONE)
+        self._buffer.changed()
 
     def _candidates(self) -> Iterator[tuple[Group, GroupRun | None]]:
         """Unfinished groups, each as it is when its turn comes, and the runs that have them."""

@@ -161,6 +161,10 @@ class Producer:
         self._admission.group_size = trainer.prompt_repeat_k
         self.wake()
 
+    def weights_went_to(self, version: int) -> None:
+        """An update has landed."""
+        self._early.weights_went_to(version)
+
     def return_first(self, prompts: Iterable[Prompt]) -> None:
         """Admit these before what the sources of their tasks give; before `run`."""
         self._sources = returned_first(self._sources, prompts)

@@ -12,7 +12,14 @@ from rollout_svc.errors import BadRequest, Conflict
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.weights.fleet import Source
 
-__all__ = ["read_source", "refuse_undrained"]
+__all__ = ["read_source", "read_version", "refuse_undrained"]
+
+
+def read_version(version: object) -> int:
+    """Read which weights they are; raises BadRequest."""
+    if type(version) is not int or version < 0:
+        raise BadRequest.at("version", f"expected a whole number from 0, not {version!r}")
+    return version
 
 
 def read_source(given: Mapping[str, Any]) -> Source:

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ class WeightUpdater:
     """Carries one update to every worker that can take it."""
 
     def __init__(self, *, fleet: Fleet, pool: WorkerPool, tasks: TaskOwner, bus: EventBus) -> None:
+        self.on_updated: Callable[[int], None] = lambda _: None
         self._fleet = fleet
         self._pool = pool
         self._tasks = tasks
@@ -73,6 +74,7 @@ class WeightUpdater:
             odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
             if updated:
                 self._fleet.version = version
+                self.on_updated(version)
                 self._fleet.source = source
             self._take_out([worker for worker in active if not results[worker.worker_id]["ok"]], results)
         for worker in self._pool.workers.values():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollout_svc.buffer.storage import MemoryStorage, Position
-from rollout_svc.errors import NotNow
+from rollout_svc.errors import BadRequest, NotNow
 from rollout_svc.events import GroupAdmitted, GroupSettled
 from rollout_svc.group import Group
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
@@ -167,3 +167,23 @@ async def test_a_prompt_that_expired_is_admitted_once_more() -> None:
         assert ids(await made.take(step=1)) == ["p0"]
         assert len({event.group_id for event in made.of(GroupAdmitted)}) == 2
         assert storage.positions == [1, None]
+
+
+async def test_tokens_of_weights_that_are_gone_are_never_handed_over() -> None:
+    """A trainer goes back to earlier weights: what later ones made is ended, ready or not."""  # P32
+    trainer = SMALL | {"max_staleness": 8, "initial_version": 3}
+    async with FakeSGLang(weight_version="3") as engine, stage(engine, trainer=trainer) as made:
+        engine.answer = hold(2)
+        await made.push(3)
+        await engine.wait_running(1)
+        await made.until(lambda: made.groups("ready") == 2)
+        await cut(made, engine)
+        await made.service.update_weights(4, DISK, pause={})
+        assert made.groups("expired") == 0
+        await made.service.update_weights(2, DISK, pause={})
+        assert made.parts.tally.settled["expired:weights_gone"] == 3
+        await made.push(2, first=10)
+        batch = await made.take(step=2, groups=2)
+        assert batch["metrics"]["staleness"] == {"0": 2}
+        with pytest.raises(BadRequest):
+            await made.service.update_weights(-1, DISK, pause={})
