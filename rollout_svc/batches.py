@@ -7,9 +7,6 @@ Invariants:
 - The tasks of a batch are mixed by their weights (`producer/mix.py`).
 - A batch is leased in one step, once all its groups are there: a caller that goes away before loses nothing, and one
   that goes away after gets the same batch by asking for the same step.
-- The reward figures of a batch are raw: of its own groups and of those that were finished and dropped since the batch
-  before, by a filter, by age, or because their filter failed. Every group that finished is so counted once, and what a
-  filter leaves does not make the model look better or worse than it is. `reward_samples` says of how many they are.
 - A take that cannot be met says why within its timeout, and a dead service fails every take at once.
 """
 
@@ -17,24 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
+from rollout_svc.batch_figures import Figures
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, NotNowType
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
-from rollout_svc.producer.masking import encoded, masked_tokens, oldest_unmasked, spent
+from rollout_svc.producer.masking import encoded, oldest_unmasked, spent
 from rollout_svc.producer.mixture import Mixture
 from rollout_svc.producer.schedule import Demand
-from rollout_svc.producer.staleness import refusal, staleness
-from rollout_svc.rollout.rewards import RewardSum
+from rollout_svc.producer.staleness import refusal
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 
@@ -123,13 +118,11 @@ class Batches:
         self._version = version
         self._hopeless = hopeless
         self._shortage = shortage
-        self._paused_s = paused_s
         self._on_demand = on_demand
         self._next_step: int | None = None  # after the last lease
         self._known_step: int | None = None  # after the steps of an earlier life, until a batch is lent in this one
         self._leased: dict[str, Batch] = {}
-        self._last = tally.snapshot()
-        self._last_paused_s = 0.0
+        self._figures = Figures(tally, paused_s)
         self._takers: dict[asyncio.Event, tuple[int, int]] = {}
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -305,7 +298,8 @@ class Batches:
         self._mixture.lent(batch_id, groups)
         wait_s = loop.time() - started
         oldest = oldest_unmasked(step, self.max_token_staleness)
-        metrics = self._metrics(groups, step, oldest, wait_s)
+        metrics = self._figures.of(groups, step, oldest, wait_s)
+        metrics["max_token_staleness"] = self.max_token_staleness
         lease = self._buffer.lease(batch_id, step, groups, loop.time() + self._lease_s, metrics)
         self._next_step, self._known_step = step + 1, None
         self._storage.leased(lease)
@@ -357,52 +351,6 @@ class Batches:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _metrics(self, groups: list[Group], step: int, oldest: int | None, wait_s: float) -> dict[str, Any]:
-        delta = self._tally.since(self._last)
-        self._last = self._tally.snapshot()
-        paused_s = self._paused_s()
-        pause_s, self._last_paused_s = paused_s - self._last_paused_s, paused_s
-        dropped = self._tally.take_dropped()
-        tasks: dict[str, list[Group]] = {name: [] for name in dropped}
-        for group in groups:
-            tasks.setdefault(group.prompt.task, []).append(group)
-        return {
-            **_describe(groups, step, oldest, dropped.values()),
-            "max_token_staleness": self.max_token_staleness,
-            "aborted": delta.aborted,
-            "continued": delta.continued,
-            "redone": delta.redone,
-            "failed": dict(delta.failed),
-            "settled": dict(delta.settled),
-            "wait_s": round(wait_s, 6),
-            "pause_s": round(pause_s, 6),
-            "tasks": {
-                name: _describe(members, step, oldest, [dropped[name]] if name in dropped else ())
-                for name, members in tasks.items()
-            },
-        }
-
-
-def _describe(groups: list[Group], step: int, oldest: int | None, dropped: Iterable[RewardSum]) -> dict[str, Any]:
-    """Figures of some groups: lengths, staleness, and rewards, those of the groups that were dropped included."""
-    samples = [sample for group in groups for sample in group.samples]
-    rewards = sum(dropped, RewardSum.of([sample.reward for sample in samples if sample.reward is not None]))
-    lengths = [sample.response_length for sample in samples]
-    ages = Counter(str(staleness(group.versions(), step)) for group in groups)
-    return {
-        "groups": len(groups),
-        "samples": len(samples),
-        "reward_mean": rewards.mean if rewards.count else None,
-        "reward_std": rewards.std if rewards.count else None,
-        "reward_samples": rewards.count,
-        "response_length_mean": statistics.fmean(lengths) if lengths else None,
-        "response_length_min": min(lengths, default=None),
-        "response_length_max": max(lengths, default=None),
-        "staleness": dict(sorted(ages.items())),
-        "mixed_versions": sum(len(sample.weight_versions) > 1 for sample in samples),
-        "masked_tokens": sum(masked_tokens(sample, oldest) for sample in samples) if oldest is not None else 0,
-    }
 
 
 def _check(step: int, groups: int, timeout_s: float) -> None:

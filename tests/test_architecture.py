@@ -27,7 +27,7 @@ FLOORS = (
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
-    ("batches", "evaluations", "tensors"),
+    ("batches", "batch_figures", "evaluations", "tensors"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),
