@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -42,14 +41,14 @@ class Partials:
         pool: WorkerPool,
         storage: Storage,
         interval_s: float,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        """Note what `rollouts` has every `interval_s`; `clock` measures how long that takes, seconds."""
+        """Note what `rollouts` has every `interval_s`; `clock` measures how long that takes, seconds; None: the loop's."""
         self._rollouts = rollouts
         self._pool = pool
         self._storage = storage
         self._interval_s = interval_s
-        self._clock = clock
+        self._clock = clock or asyncio.get_running_loop().time
 
     async def run(self) -> None:
         """Go on until cancelled."""
