@@ -43,7 +43,7 @@ class Partials:
         interval_s: float,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Note what `rollouts` has every `interval_s`; `clock` measures how long that takes, seconds; None: the loop's."""
+        """Note what `rollouts` has every `interval_s`; `clock` measures what that takes, seconds; None: the loop's."""
         self._rollouts = rollouts
         self._pool = pool
         self._storage = storage
