@@ -186,14 +186,15 @@ class Server:
         return self.metrics(name)[0]
 
     def metrics(self, *names: str) -> list[float]:
-        """Some of them, of one moment."""
+        """Some of them, of one moment; a name may be followed by a label that is to be there (`NAME a="b"`)."""
         status, text = self.call("GET", "/metrics")
         assert status == 200
         found = []
         for name in names:
-            values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
-            assert values, f"no metric {name}"
-            found.append(sum(values))
+            metric, _, label = name.partition(" ")
+            lines = [line for line in text.splitlines() if line.startswith(f"vllm:{metric}{{") and label in line]
+            assert lines, f"no metric {name}"
+            found.append(sum(float(line.split()[-1]) for line in lines))
         return found
 
     def load(self) -> tuple[float, float]:
