@@ -41,7 +41,7 @@ simulate: $(VENV)/.installed ## Tell histories of the service in virtual time (S
 mutants: $(VENV)/.installed ## Put each of the known bugs into the service and have the simulator find it (ARGS="NAME --record").
 	$(BIN)/python -m tests.simulation.mutants --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
-mutants-quick: $(VENV)/.installed ## The same with each mutant's recorded seed and 300 more (about 3 minutes on 2 cores).
+mutants-quick: $(VENV)/.installed ## The same with each mutant's recorded seed and 100 more (about 3 minutes on 2 cores).
 	$(BIN)/python -m tests.simulation.mutants --quick --jobs $(JOBS) $(ARGS)
 
 fuzz: $(VENV)/.installed ## Send the control API whatever its own description allows, forbids or forgets (ARGS="--seed 7").

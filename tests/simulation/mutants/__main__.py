@@ -1,7 +1,7 @@
 """`python -m tests.simulation.mutants [NAME...]`: how soon is each mutant found, and does any survive?
 
 `--seeds` is cut into three ranges: each mutant is looked for in each of them from its first seed on, and the table has
-the median. `--quick` tries the recorded seed of each, which has to kill it, and 300 more, or fewer where it was killed
+the median. `--quick` tries the recorded seed of each, which has to kill it, and 100 more, or fewer where it was killed
 25 times by then.
 """
 
@@ -21,7 +21,7 @@ from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.recorded import read_seeds, write_seeds
 
 _RANGES: Final = 3
-_MORE: Final = 300  # seeds beside the recorded one, in a quick run
+_MORE: Final = 100  # seeds beside the recorded one, in a quick run
 _ENOUGH: Final = 25  # kills after which a quick run leaves a mutant: by then it is said how often it is found
 
 
