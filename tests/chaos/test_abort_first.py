@@ -26,6 +26,9 @@ from tests.chaos.turns import TurnMeter
 
 FACTOR = 3.0
 """By how much ours may exceed the floor, in both figures."""
+AT_ONCE_S = 0.01
+"""Seconds: two of the interpreter's switch intervals. The floor's thread gets its turn at once (0.5 ms) or after one or two
+(5-11 ms), as luck has it; an abort behind the answers that land takes a hundred."""
 IN_FLIGHT = 4096
 ROUNDS = 5
 READ_FIRST = 256
@@ -200,5 +203,5 @@ def test_an_abort_is_not_queued_behind_answers() -> None:
     print("abort ms, turn ms, ours and floor:", told)  # noqa: T201 - shown by `-s`
     abort_s, floor_abort_s = (median(pair[side].abort_s for pair in pairs) for side in (0, 1))
     turn_s, floor_turn_s = (median(pair[side].turn_s for pair in pairs) for side in (0, 1))
-    assert abort_s <= FACTOR * floor_abort_s, told
+    assert abort_s <= max(FACTOR * floor_abort_s, AT_ONCE_S), told
     assert turn_s <= FACTOR * floor_turn_s, told
