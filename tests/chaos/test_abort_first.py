@@ -27,8 +27,8 @@ from tests.chaos.turns import TurnMeter
 FACTOR = 3.0
 """By how much ours may exceed the floor, in both figures."""
 AT_ONCE_S = 0.01
-"""Seconds: two of the interpreter's switch intervals. The floor's thread gets its turn at once (0.5 ms) or after one or two
-(5-11 ms), as luck has it; an abort behind the answers that land takes a hundred."""
+"""Seconds: two of the interpreter's switch intervals. The floor's thread gets its turn at once (0.5 ms) or after one or
+two (5-11 ms), as luck has it; an abort behind the answers that land takes a hundred."""
 IN_FLIGHT = 4096
 ROUNDS = 5
 READ_FIRST = 256
