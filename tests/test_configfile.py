@@ -286,7 +286,7 @@ def test_a_dump_hides_secrets_and_reads_back() -> None:
     assert config.service.token == "hush"
 
 
-@pytest.mark.parametrize("name", ["quickstart.yaml", "sglang.yaml", "vllm.yaml", "trainer-example.yaml"])
+@pytest.mark.parametrize("name", ["quickstart.yaml", "sglang.yaml", "vllm.yaml", "async.yaml", "trainer-example.yaml"])
 def test_the_examples_are_valid(name: str) -> None:
     """P35: every example configuration loads as it is."""
     assert load_config(CONFIGS / name).tasks
