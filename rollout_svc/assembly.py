@@ -46,6 +46,7 @@ from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
+from rollout_svc.tensors import Handles
 from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
 from rollout_svc.trajectories import Trajectories, trajectory_problems
 from rollout_svc.weights.fleet import Fleet
@@ -84,6 +85,7 @@ class Parts:
     transport: Transport
     storage: Storage
     processes: ProcessRunner
+    handles: Handles
     ledger: Ledger
     tally: Tally
     buffer: ReplayBuffer
@@ -233,6 +235,7 @@ def assemble(
         transport=ground.transport,
         storage=ground.storage,
         processes=ground.processes,
+        handles=ground.handles,
         ledger=ground.ledger,
         tally=ground.tally,
         buffer=ground.buffer,
@@ -267,6 +270,7 @@ class _Ground:
         self.transport = outside.transport()
         self.storage = storage
         self.processes = outside.processes()
+        self.handles = Handles(debug=config.memory.debug)
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
         self.trajectories = Trajectories(config.trajectories, bus=bus)

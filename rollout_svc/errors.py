@@ -4,6 +4,7 @@
     ├── ConfigError             settings that cannot be used; carries every `Problem`, with its dotted path
     ├── IllegalTransition       a sample or group was asked for a move its state forbids
     ├── StaleAttempt            a write came with a revoked attempt (counted late_discarded)
+    ├── SpentHandle             a tensor handle was used after it was taken or released; says by whom
     ├── LedgerImbalance         an account would go below zero: a bug, never data
     ├── Interrupted             the gate closed under a call; its sample goes back unfinished
     ├── WorkerFailure           a worker, not the sample, failed: retried on another worker
@@ -42,6 +43,7 @@ __all__ = [
     "RolloutError",
     "SampleFailure",
     "ServiceError",
+    "SpentHandle",
     "StaleAttempt",
     "Unauthorized",
     "Unreachable",
@@ -91,6 +93,10 @@ class IllegalTransition(RolloutError):
 
 class StaleAttempt(RolloutError):
     """Raised when a write carries an attempt that was revoked; the write changed nothing."""
+
+
+class SpentHandle(RolloutError):
+    """Raised when a tensor handle is read or taken after it was taken or released: a bug of whoever still has it."""
 
 
 class LedgerImbalance(RolloutError):

@@ -7,72 +7,28 @@ Invariants:
 - The ledger is told of every move in the same synchronous step, so it balances between any two awaits.
 - Tokens only grow, except when a sample is redone (ABORTED or GENERATING to INIT) or settled without being
   consumed, where they are dropped: what is FAILED, EXPIRED or FILTERED keeps counts and reasons, no more (P28).
+- Its routed experts are its own: those of the tokens it has, or of fewer; whoever writes under a revoked attempt loses
+  what it brought. They are released with the tokens, and once it is CONSUMED.
 - A COMPLETED sample is its record, encoded once while its tokens are at hand: a third of the memory of token objects,
   nothing for the collector to look at, and what every way out sends as it is.
-
-    INIT -> GENERATING -> GENERATED -> JUDGING -> COMPLETED -> CONSUMED
-                |             |           |
-                +--> ABORTED <+-----------+     ABORTED -> GENERATING | JUDGING (resume_at) | INIT (redone)
-                +--> INIT (a failure with attempts left)
-    any unsettled state -> FAILED | EXPIRED | FILTERED
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import orjson
 
 from rollout_svc.errors import IllegalTransition, SampleFailure, StaleAttempt
+from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import Account, Ledger
 from rollout_svc.sample_state import SampleState
+from rollout_svc.sample_status import ACCOUNT_OF, ARROWS, DROPPED, SETTLED_STATUSES, ResumeAt, SampleStatus
 from rollout_svc.segment import FinishReason, Segment, VersionSpan
 
-__all__ = ["ResumeAt", "Sample", "SampleStatus"]
+__all__ = ["SETTLED_STATUSES", "ResumeAt", "Sample", "SampleStatus"]
 
-ResumeAt = Literal["generate", "judge"]
-
-
-class SampleStatus(StrEnum):
-    """Where a sample stands; the values are the JSON spelling."""
-
-    INIT = "INIT"
-    GENERATING = "GENERATING"
-    GENERATED = "GENERATED"
-    JUDGING = "JUDGING"
-    COMPLETED = "COMPLETED"
-    ABORTED = "ABORTED"
-    CONSUMED = "CONSUMED"
-    FAILED = "FAILED"
-    EXPIRED = "EXPIRED"
-    FILTERED = "FILTERED"
-
-
-_S = SampleStatus
-_DROPPED: Final = frozenset({_S.FAILED, _S.EXPIRED, _S.FILTERED})
-SETTLED_STATUSES: Final = _DROPPED | {_S.CONSUMED}
-_ARROWS: Final[dict[SampleStatus, frozenset[SampleStatus]]] = {
-    _S.INIT: frozenset({_S.GENERATING}) | _DROPPED,
-    _S.GENERATING: frozenset({_S.GENERATED, _S.ABORTED, _S.INIT}) | _DROPPED,
-    _S.GENERATED: frozenset({_S.JUDGING, _S.ABORTED}) | _DROPPED,
-    _S.JUDGING: frozenset({_S.COMPLETED, _S.ABORTED}) | _DROPPED,
-    _S.ABORTED: frozenset({_S.GENERATING, _S.JUDGING, _S.INIT}) | _DROPPED,
-    _S.COMPLETED: frozenset({_S.CONSUMED}) | _DROPPED,
-    **{settled: frozenset() for settled in SETTLED_STATUSES},
-}
-_ACCOUNT_OF: Final[dict[SampleStatus, Account]] = {
-    _S.INIT: "queued",
-    _S.GENERATING: "in_flight",
-    _S.GENERATED: "in_flight",
-    _S.JUDGING: "in_flight",
-    _S.ABORTED: "aborted",
-    _S.COMPLETED: "ready",
-    _S.CONSUMED: "consumed",
-    _S.FAILED: "failed",
-    _S.EXPIRED: "expired",
-    _S.FILTERED: "filtered",
-}
+_S: Final = SampleStatus
 
 
 class Sample:
@@ -85,6 +41,7 @@ class Sample:
         "_spans",
         "attempt",
         "engine_finish_reason",
+        "experts",
         "failures",
         "finish_reason",
         "generate_s",
@@ -136,6 +93,7 @@ class Sample:
         self.reason: str | None = None
         self.meta: dict[str, Any] = meta or {}
         self.packed: bytes | None = None
+        self.experts: Heavy | None = None  # rows of routing from the first token on
         self.failures = 0
         self.worker_failures: list[tuple[str, int]] = []
         self.since = 0.0  # loop time at which its last task ended, for those who wonder what it waits for
@@ -157,7 +115,7 @@ class Sample:
     @property
     def account(self) -> Account:
         """The ledger account this sample is counted in."""
-        return "leased" if self._leased and self.status is SampleStatus.COMPLETED else _ACCOUNT_OF[self.status]
+        return "leased" if self._leased and self.status is SampleStatus.COMPLETED else ACCOUNT_OF[self.status]
 
     @property
     def response_length(self) -> int:
@@ -273,8 +231,8 @@ class Sample:
             IllegalTransition: no such arrow, or its reason or resume_at is missing.
         """
         self.check(attempt)
-        dropped = to in _DROPPED
-        if to not in _ARROWS[self.status]:
+        dropped = to in DROPPED
+        if to not in ARROWS[self.status]:
             raise IllegalTransition(f"{self.sample_id}: {self.status} -> {to}")
         if dropped and not reason:
             raise IllegalTransition(f"{self.sample_id}: {to} needs a reason")
@@ -286,7 +244,7 @@ class Sample:
                 raise IllegalTransition(f"{self.sample_id}: ABORTED at {self.resume_at} -> {to}")
         if to is SampleStatus.COMPLETED and self.reward is None:
             raise IllegalTransition(f"{self.sample_id}: COMPLETED without a reward")
-        self._ledger.move_samples(self.account, _ACCOUNT_OF[to])
+        self._ledger.move_samples(self.account, ACCOUNT_OF[to])
         if to is SampleStatus.INIT:
             self._ledger.redone += 1
         self.status = to
@@ -294,6 +252,8 @@ class Sample:
         self.resume_at = resume_at if to is SampleStatus.ABORTED else None
         if to is SampleStatus.INIT or dropped:
             self._drop_payload(for_good=dropped)
+        if to is SampleStatus.CONSUMED:
+            self._release_experts("consumed")
 
     def hand_out(self, *, partial: bool = True) -> int:
         """Give the sample to a task: a new attempt, and GENERATING or JUDGING; returns the attempt.
@@ -323,13 +283,40 @@ class Sample:
         """Take the sample from whoever holds it: from now on that attempt writes nothing."""
         self.attempt += 1
 
-    def extend(self, attempt: int, segment: Segment) -> None:
-        """Append tokens under an attempt while it generates; empty segments are not kept."""
+    def extend(self, attempt: int, segment: Segment, experts: Heavy | None = None) -> None:
+        """Append tokens under an attempt while it generates; empty segments are not kept.
+
+        Args:
+            attempt: the attempt in whose name this is written.
+            segment: the tokens.
+            experts: the routing of all tokens so far, this sample's from now on, in place of what it had; None: as it
+                was. Where this raises they are released.
+
+        Raises:
+            StaleAttempt: the attempt was revoked.
+            IllegalTransition: it does not generate.
+        """
+        try:
+            self._check_generating(attempt)
+        except (StaleAttempt, IllegalTransition):
+            if experts is not None:
+                experts.release(f"{self.sample_id}: a revoked write")
+            raise
+        if segment.ids:
+            self.segments.append(segment)
+        if experts is not None:
+            self._release_experts("its continuation")
+            self.experts = experts
+
+    def _check_generating(self, attempt: int) -> None:
         self.check(attempt)
         if self.status is not SampleStatus.GENERATING:
             raise IllegalTransition(f"{self.sample_id}: {self.status} takes no tokens")
-        if segment.ids:
-            self.segments.append(segment)
+
+    def _release_experts(self, by: str) -> None:
+        if self.experts is not None:
+            self.experts.release(f"{self.sample_id}: {by}")
+            self.experts = None
 
     def grade(self, attempt: int, value: float, parts: dict[str, float]) -> None:
         """Record the reward and complete the sample: from here on it is its encoded record.
@@ -411,7 +398,7 @@ class Sample:
             raise IllegalTransition(f"{self.sample_id}: {self.status} cannot be recalled")
         if status not in (SampleStatus.INIT, SampleStatus.ABORTED, SampleStatus.COMPLETED):
             raise IllegalTransition(f"{self.sample_id}: nothing goes on from {status}")
-        self._ledger.move_samples("queued", _ACCOUNT_OF[status])
+        self._ledger.move_samples("queued", ACCOUNT_OF[status])
         self.status, self.attempt, self.failures, self.turn = status, state.attempt + 1, state.failures, state.turn
         self.resume_at, self.finish_reason = state.resume_at, state.finish_reason
         self.engine_finish_reason = state.engine_finish_reason
@@ -428,6 +415,7 @@ class Sample:
             self._spans = ()
             self.prompt_ids = []
             self.meta = {}
+        self._release_experts(f"{self.status} ({self.reason})")
         self.generate_s = self.judge_s = None
         self.packed = None
         self.segments = []

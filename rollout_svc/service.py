@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
@@ -31,7 +30,6 @@ from rollout_svc.group import Group
 from rollout_svc.launching import address_problems, launch_problems
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
-from rollout_svc.pause.request import read_mode
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.recovery import Restore, keep_partials, open_storage, recall
 from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
@@ -39,6 +37,7 @@ from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabo
 from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
 from rollout_svc.weights.calls import WeightCalls
+from rollout_svc.weights.pausing import PauseCalls
 from rollout_svc.weights.request import read_source, read_version
 from rollout_svc.workers.worker import WorkerState
 
@@ -83,8 +82,8 @@ class RolloutService:
         self._fleet: Concurrency | None = None
         self.survivors: tuple[str, ...] = ()
         self._stopping: asyncio.Task[None] | None = None
-        self._resuming = 0
         self._weights: WeightCalls | None = None
+        self._pauses: PauseCalls | None = None
         self.recovered: dict[str, int] = {}
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -104,6 +103,13 @@ class RolloutService:
         return self._fleet
 
     @property
+    def pauses(self) -> PauseCalls:
+        """The calls that stop the stage, and start it again."""
+        if self._pauses is None:
+            raise NotNow("starting", "the service has not been started")
+        return self._pauses
+
+    @property
     def weights(self) -> WeightCalls:
         """The calls that move weights."""
         if self._weights is None:
@@ -120,7 +126,7 @@ class RolloutService:
         if self._phase != "running":
             return "starting"
         state = self.parts.pauses.state
-        return "resuming" if self._resuming and state == "paused" else state
+        return "resuming" if self.pauses.resuming and state == "paused" else state
 
     async def start(self) -> None:
         """Make the parts and begin to reach the engines; returns at once.
@@ -164,6 +170,7 @@ class RolloutService:
             check=self._check_running,
             runs=lambda: self._phase == "running",
         )
+        self._pauses = PauseCalls(parts.pauses, parts.pool, self.config.pause, self._weights, self._check_running)
         for worker in self.config.workers:
             self._fleet.add(worker)
         parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, among=groups)
@@ -272,38 +279,12 @@ class RolloutService:
             Conflict: `if_ticket` is old.
         """
         self._check_running()
-        deadline = self.config.pause.deadline_s if deadline_s is None else deadline_s
-        if not (math.isfinite(deadline) and deadline > 0):
-            raise BadRequest.at("deadline_s", "expected a finite number greater than 0")
-        wanted = tuple(lanes)
-        if not wanted or not set(wanted) <= set(LANES):
-            raise BadRequest.at("lanes", f"expected some of {', '.join(LANES)}, not {list(wanted)}")
-        how, cache = read_mode(mode or self.config.pause.mode, kv, wanted, self.parts.pool.workers.values())
-        return await self.parts.pauses.pause(
-            mode=how, deadline_s=deadline, lanes=wanted, if_ticket=if_ticket, cache=cache
-        )
+        return await self.pauses.pause(mode=mode, deadline_s=deadline_s, lanes=tuple(lanes), if_ticket=if_ticket, kv=kv)
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open the gate again; waits for a pause under way. With `weight_version`: only if every worker reports it."""
         self._check_running()
-        pauses = self.parts.pauses
-        pauses.check_resume(ticket)
-        self._resuming += 1
-        try:
-            while True:
-                await pauses.report()
-                if self.weights.updating is not None:
-                    await asyncio.wait({self.weights.updating})
-                    continue
-                if weight_version is not None:
-                    await self.weights.assert_version(weight_version)
-                # What was awaited may have changed everything: the gate opens in the step that found nothing under way.
-                self._check_running()
-                if self.weights.updating is None and not pauses.climbing:
-                    pauses.resume(ticket)
-                    break
-        finally:
-            self._resuming -= 1
+        await self.pauses.resume(ticket, weight_version)
         return self.status()
 
     # -- batches ---------------------------------------------------------------------------------------------

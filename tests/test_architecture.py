@@ -17,17 +17,18 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
-    "sample_state",
+    *("sample_state", "sample_status", "heavy"),
     *("config", "configfile", "feasible", "plan", "limits", "tokens", "chat_template", "plugins", "await_chain"),
 )
 """Imported by everyone; they import each other."""
 FLOORS = (
     GROUND,
+    ("tensors",),
     ("agent", "judging", "judge_processes", "filtering", "engines", "launching"),
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
-    ("batches", "batch_figures", "evaluations", "tensors"),
+    ("batches", "batch_figures", "evaluations", "packing"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),

@@ -44,6 +44,7 @@ def test_defaults_are_the_documented_ones() -> None:
                     "top_k": None,
                     "stop": (),
                     "seed": None,
+                    "return_routed_experts": True,
                     "extra": {},
                 },
                 "weight": 1.0,
@@ -74,6 +75,17 @@ def test_defaults_are_the_documented_ones() -> None:
         "buffer": {"path": None, "lease_s": 3600, "max_bytes": None},
         "journal": {"partial_interval_s": 1.0, "synchronous": "normal", "keep_steps": 64},
         "evaluation": {"max_in_flight": 64},
+        "experts": {
+            "enabled": False,
+            "num_experts": None,
+            "top_k": None,
+            "layers": None,
+            "moe_layers": None,
+            "max_bytes": 1073741824,
+            "store": "memory",
+            "ray_address": "auto",
+        },
+        "memory": {"debug": False, "window_steps": 20, "growth": 0.01},
         "trajectories": {"path": None, "max_file_bytes": 268435456, "max_files": None},
     }
 

@@ -10,7 +10,7 @@ Invariants:
 """
 
 import ipaddress
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,7 +22,9 @@ __all__ = [
     "BufferConfig",
     "Config",
     "EvaluationConfig",
+    "ExpertsConfig",
     "JournalConfig",
+    "MemoryConfig",
     "PauseConfig",
     "ProducerConfig",
     "Routing",
@@ -121,6 +123,56 @@ class EvaluationConfig(Settings):
     """Evaluation requests under way at once, over all workers."""
 
 
+class ExpertsConfig(Settings):
+    """Routed experts of a mixture-of-experts model, kept with each sample so that a trainer can replay the routing.
+
+    What an engine does not say of its model has to be said here; what is said by both has to agree.
+    """
+
+    enabled: bool = False
+    """Ask engines for them, wherever a request's sampling says so too; evaluations never do."""
+    num_experts: int | None = Field(None, ge=1, le=65536)
+    """Experts of a layer."""
+    top_k: Count | None = None
+    """Experts a token goes through in one layer."""
+    layers: Count | None = None
+    """Hidden layers of the model, dense ones included."""
+    moe_layers: Listed[Annotated[int, Field(ge=0)]] | None = None
+    """Indices of the layers that have experts; null: all."""
+    max_bytes: int = Field(2**30, ge=1)
+    """Most bytes of one answer's routed experts; more is refused."""
+    store: Literal["memory", "shared", "ray"] = "memory"
+    """Where they lie until the batch is acknowledged: in the service, in shared memory, in Ray's object store."""
+    ray_address: str = Field("auto", min_length=1)
+    """The Ray cluster that LMDeploy's Ray executor, or the store, is on."""
+
+    @field_validator("moe_layers")
+    @classmethod
+    def _some_layers_each_once(cls, layers: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if layers is not None and (not layers or len(set(layers)) < len(layers)):
+            raise ValueError("name at least one layer, and each once; null: all")
+        return layers
+
+    @model_validator(mode="after")
+    def _layers_that_are_there(self) -> Self:
+        if self.moe_layers and self.layers is not None and max(self.moe_layers) >= self.layers:
+            raise refuse(("moe_layers",), f"layer {max(self.moe_layers)} of {self.layers}, counted from 0")
+        if None not in (self.top_k, self.num_experts) and (self.top_k or 0) > (self.num_experts or 0):
+            raise refuse(("top_k",), f"{self.top_k} of {self.num_experts} experts")
+        return self
+
+
+class MemoryConfig(Settings):
+    """The watch on memory and disk: what grows with the steps is named."""
+
+    debug: bool = False
+    """Keep a list of every live tensor handle with its holder."""
+    window_steps: int = Field(20, ge=5, le=1000)
+    """Steps a growth is measured over."""
+    growth: float = Field(0.01, gt=0, le=1)
+    """Growth of one step, as a fraction, that is warned about once it has held over the window."""
+
+
 class TrajectoriesConfig(Settings):
     """A record of every finished group, for people and their tools."""
 
@@ -196,6 +248,10 @@ class Config(Settings):
     """How what waits is made durable."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """What runs beside training."""
+    experts: ExpertsConfig = ExpertsConfig()
+    """Routed experts, for those who train a mixture of experts."""
+    memory: MemoryConfig = MemoryConfig()
+    """What is watched for leaks."""
     trajectories: TrajectoriesConfig = TrajectoriesConfig()
     """What is written down of every finished group."""
 

@@ -124,6 +124,8 @@ class SamplingConfig(Settings):
     """Texts that end a turn."""
     seed: int | None = Field(None, ge=0)
     """Seed of the engine's draws; null: the engine's choice."""
+    return_routed_experts: bool = True
+    """Ask for the routed experts of this request, where `experts.enabled` does."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Passed to the engine as it is."""
 

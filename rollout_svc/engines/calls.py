@@ -11,7 +11,9 @@ import orjson
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.heavy import Heavy
 from rollout_svc.segment import FinishReason, VersionSpan
+from rollout_svc.tensors.experts import RawExperts
 
 __all__ = [
     "Call",
@@ -21,6 +23,7 @@ __all__ = [
     "EngineProfile",
     "GenerateRequest",
     "Health",
+    "Lift",
     "LogprobMeaning",
     "Reply",
     "StreamReader",
@@ -31,22 +34,53 @@ LogprobMeaning = Literal["raw", "processed", "unknown"]
 """What an engine's logprobs are of: the model's own distribution, or the one sampled from (temperature, top-p, …)."""
 
 
+class Lift(NamedTuple):
+    """A value too big to be parsed with its body: it is taken out on the way in, and read off the loop.
+
+    Attributes:
+        key: its key in the answer; where there are several, the last that is not null counts.
+        encoding: `base64` becomes bytes; `numbers`, nested lists of integers, an array; any other string is itself.
+        max_bytes: of what it becomes; more is refused.
+    """
+
+    key: str
+    encoding: Literal["base64", "numbers"]
+    max_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP call to make: method, path below the worker's url, encoded JSON body, and which key it needs."""
+    """One HTTP call to make.
+
+    Attributes:
+        method: HTTP method.
+        path: below the worker's url.
+        body: encoded JSON.
+        admin: whether it needs the control key.
+        lift: what is taken out of its answer on the way.
+    """
 
     method: str
     path: str
     body: bytes | None = None
     admin: bool = False
+    lift: Lift | None = None
 
 
 class Reply(NamedTuple):
-    """What came back: status, the body's bytes, and `Retry-After` in seconds where it was sent."""
+    """What came back.
+
+    Attributes:
+        status: of HTTP.
+        body: its bytes; null stands where a value was lifted.
+        retry_after_s: `Retry-After` in seconds, where it was sent.
+        lifted: what was taken out: bytes-like, an array of three dimensions, or a string; None: there was none.
+    """
 
     status: int
     body: bytes
     retry_after_s: float | None = None
+    lifted: Any = None
 
 
 @dataclass(slots=True)
@@ -60,6 +94,7 @@ class GenerateRequest:
         sampling: the rest of the sampling settings.
         seed: of this sample's draws, or None.
         extra: opaque top-level keys from the prompt line.
+        experts_from: routed experts are asked for, from this token on; None: they are not.
     """
 
     request_id: str
@@ -68,6 +103,7 @@ class GenerateRequest:
     sampling: SamplingConfig
     seed: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    experts_from: int | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +122,8 @@ class Completion:
         late: the lane's epoch closed before this was parsed.
         worker: id of the worker that answered.
         logprobs_mode: what its logprobs are of.
+        raw_experts: routed experts as they came; None: there were none.
+        experts: the routing of the whole sequence so far, owned by whoever has this completion; None: none was asked.
     """
 
     ids: list[int]
@@ -98,6 +136,8 @@ class Completion:
     late: bool = False
     worker: str = ""
     logprobs_mode: LogprobMeaning = "unknown"
+    raw_experts: RawExperts | None = None
+    experts: Heavy | None = None
 
 
 @dataclass(frozen=True, slots=True)

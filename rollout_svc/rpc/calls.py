@@ -19,12 +19,12 @@ from aiohttp import web
 from rollout_svc.configfile import REFERENCE
 from rollout_svc.errors import BadRequest, Problem
 from rollout_svc.evaluations.evaluation import record_of
+from rollout_svc.packing import MEDIA_TYPE
+from rollout_svc.packing.batch import head, pack, rows
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.envelope import json_answer
 from rollout_svc.rpc.reading import refuse
 from rollout_svc.service import RolloutService
-from rollout_svc.tensors import MEDIA_TYPE
-from rollout_svc.tensors.batch import head, pack, rows
 
 __all__ = ["Render", "Site"]
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 from rollout_svc.errors import Unreachable
+from rollout_svc.packing import MEDIA_TYPE
+from rollout_svc.packing.reading import read_batch
 from rollout_svc.rpc.wire import Wire
-from rollout_svc.tensors import MEDIA_TYPE
-from rollout_svc.tensors.reading import read_batch
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -142,7 +142,7 @@ class RolloutClient:
             timeout_s: how long the service may wait for them.
             ack: `auto` acknowledges the batch taken before; a list, exactly those; None, nothing: acknowledging
                 that batch is then the caller's.
-            tensors: as padded torch tensors under `tensors`, with dtypes and shapes as in `rollout_svc.tensors.batch`;
+            tensors: as padded torch tensors under `tensors`, with dtypes and shapes as in `rollout_svc.packing.batch`;
                 `groups` and `samples` then hold what is in none of them.
 
         Raises:

@@ -12,11 +12,11 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
+from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.rpc import answers, bodies, calls
 from rollout_svc.rpc.batch_answer import BatchRecord
 from rollout_svc.rpc.evaluation_answer import EvaluationRecord
 from rollout_svc.rpc.stuck_answer import StuckRecord
-from rollout_svc.tensors import MEDIA_TYPE
 
 __all__ = ["ROUTES", "Route"]
 

@@ -1,8 +1,6 @@
-"""Tensors that leave the service, and how they are read."""
+"""Tensors too big to be copied about: who owns them, where they lie, how they travel, and when they go."""
 
-from typing import Final
+from rollout_svc.tensors.handle import Handle, Handles, LiveHandle, Tally
+from rollout_svc.tensors.store import MemoryStore, Store, Stored
 
-__all__ = ["MEDIA_TYPE"]
-
-MEDIA_TYPE: Final = "application/x-safetensors"
-"""Of a body of tensors, and of the `Accept` that asks for one."""
+__all__ = ["Handle", "Handles", "LiveHandle", "MemoryStore", "Store", "Stored", "Tally"]

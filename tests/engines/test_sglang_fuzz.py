@@ -46,7 +46,7 @@ def as_json(content: Any) -> bytes:
 
 
 bodies = st.binary(max_size=200) | values.map(as_json) | nearly_right().map(as_json)
-replies = st.builds(Reply, statuses, bodies, st.none() | st.floats(0, 100))
+replies = st.builds(Reply, statuses, bodies, st.none() | st.floats(0, 100), st.none())
 
 
 @given(replies)

@@ -17,11 +17,11 @@ from aiohttp import web
 from rollout_svc.assembly import Parts
 from rollout_svc.errors import NotNow, ServiceError
 from rollout_svc.group import Group
+from rollout_svc.packing import MEDIA_TYPE
+from rollout_svc.packing.reading import read_batch
 from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
 from rollout_svc.sample import SampleStatus
 from rollout_svc.segment import Segment, VersionSpan
-from rollout_svc.tensors import MEDIA_TYPE
-from rollout_svc.tensors.reading import read_batch
 from tests.chaos.turns import TurnMeter
 from tests.rpc.api import Caller, api
 from tests.rpc.stub_service import Stub, serve

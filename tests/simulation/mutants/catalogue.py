@@ -99,9 +99,9 @@ _ALL: Final = (
         "a group that goes back takes its completed members through their judge again",
         "P5",
         (
-            "sample",
-            "_S.COMPLETED: frozenset({_S.CONSUMED}) | _DROPPED",
-            "_S.COMPLETED: frozenset({_S.CONSUMED, _S.ABORTED}) | _DROPPED",
+            "sample_status",
+            "_S.COMPLETED: frozenset({_S.CONSUMED}) | DROPPED",
+            "_S.COMPLETED: frozenset({_S.CONSUMED, _S.ABORTED}) | DROPPED",
         ),
         (
             "group",

@@ -15,10 +15,10 @@ from rollout_svc.batches import Batch
 from rollout_svc.errors import IllegalTransition, ServiceError
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
+from rollout_svc.packing.batch import SLICE_BYTES, head, pack, rows
+from rollout_svc.packing.reading import read_batch
 from rollout_svc.sample import SampleStatus
 from rollout_svc.segment import Segment, VersionSpan
-from rollout_svc.tensors.batch import SLICE_BYTES, head, pack, rows
-from rollout_svc.tensors.reading import read_batch
 from tests.support.groups import make_group, make_prompt
 
 TokenId = st.integers(0, 2**40)

@@ -24,7 +24,7 @@ def read_batch(body: bytes) -> dict[str, Any]:
 
     Returns:
         the head's keys (`batch_id`, `step`, `metrics`, `groups`, `samples`, where there is one `ack_expired`), and
-        `tensors`, by name; dtypes and shapes as in `rollout_svc.tensors.batch`.
+        `tensors`, by name; dtypes and shapes as in `rollout_svc.packing.batch`.
 
     Raises:
         ServiceError: the body is no such batch.

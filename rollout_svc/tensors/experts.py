@@ -1,0 +1,136 @@
+"""Routed experts: which experts each token went through, as one array, whatever an engine sent.
+
+The array of a sequence of T tokens (prompt and response) is `(T - 1, moe_layers, top_k)`: row t is the routing of the
+forward pass of token t, which gave the logits of token t + 1. The last token was sampled and never forwarded.
+
+Forms (what an engine's dialect calls what it got):
+
+| form | of | data |
+|---|---|---|
+| `npy` | vLLM | the bytes of a `.npy` file: shape and dtype in its header |
+| `int32` | SGLang | raw little-endian int32, no shape, all hidden layers |
+| `array` | LMDeploy | nested lists, read to an array by then; all hidden layers |
+| `key` | LMDeploy on Ray | a key to be fetched, once, before it can be decoded |
+
+Invariants:
+
+- Pure. What is returned is whole, in range, and of the one dtype; anything else raises and nothing was changed.
+- What is returned owns its bytes: no view keeps an engine's answer alive.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+from rollout_svc.errors import SampleFailure
+
+__all__ = ["Form", "Layout", "RawExperts", "decode"]
+
+Form = Literal["npy", "int32", "array", "key"]
+Experts = np.ndarray[Any, Any]
+
+_NPY_HEAD_BYTES: Final = 4096  # more than the header of three dimensions takes
+_SMALL: Final = 256  # experts: as many as a byte can name
+
+
+class Layout(NamedTuple):
+    """What the routing of a model looks like; None where it is not known, and what comes is taken at its word.
+
+    Attributes:
+        num_experts: of a layer; the largest id is one less.
+        top_k: experts a token goes through in a layer.
+        layers: hidden layers of the model, dense ones included.
+        moe_layers: indices of those that have experts; None: all.
+    """
+
+    num_experts: int | None = None
+    top_k: int | None = None
+    layers: int | None = None
+    moe_layers: tuple[int, ...] | None = None
+
+
+class RawExperts(NamedTuple):
+    """Routed experts as an engine sent them.
+
+    Attributes:
+        form: see the module's table.
+        data: bytes, an array, or a key.
+        start: the token that the first row is of.
+    """
+
+    form: Form
+    data: Any
+    start: int = 0
+
+
+def decode(raw: RawExperts, layout: Layout, *, tokens: int, held: int = 0, stopped: bool = False) -> Experts:
+    """Read what an engine sent, and return the rows that are not held yet.
+
+    Args:
+        raw: anything but a `key`.
+        layout: of the model.
+        tokens: T, prompt and response, this answer's tokens included.
+        held: rows of the sequence that are there already.
+        stopped: the engine ended at a stop token, whose row it may have kept although the token is not among T.
+
+    Returns:
+        `(T - 1 - held, moe_layers, top_k)`, uint8, or uint16 where there are more than 256 experts.
+
+    Raises:
+        SampleFailure: `experts_invalid`: shape, range or alignment are not what they have to be.
+    """
+    rows = _shaped(raw, layout)
+    wanted = tokens - 1 - raw.start
+    if stopped and len(rows) == wanted + 1:
+        rows = rows[:wanted]
+    if len(rows) != wanted or not 0 <= raw.start <= held < tokens:
+        raise _invalid(f"{len(rows)} rows from token {raw.start} on for {tokens} tokens, of which {held} rows are held")
+    rows = rows[held - raw.start :]
+    if layout.moe_layers is not None and rows.shape[1] != len(layout.moe_layers):
+        rows = rows[:, list(layout.moe_layers)]
+    lowest, highest = (int(rows.min()), int(rows.max())) if rows.size else (0, 0)
+    limit = layout.num_experts or (np.iinfo(np.uint16).max + 1)
+    if lowest < 0 or highest >= limit:
+        raise _invalid(f"experts {lowest} to {highest}, where 0 to {limit - 1} are")
+    return rows.astype(np.uint8 if limit <= _SMALL else np.uint16, order="C", copy=True)
+
+
+def _shaped(raw: RawExperts, layout: Layout) -> Experts:
+    """The rows in three dimensions, dtype and layers as they came."""
+    if raw.form == "int32":
+        if layout.layers is None or layout.top_k is None:
+            raise _invalid("they came without a shape, and experts.layers or experts.top_k is not known")
+        row = layout.layers * layout.top_k
+        data = memoryview(raw.data)
+        if data.nbytes % (4 * row):
+            raise _invalid(f"{data.nbytes} bytes are no whole rows of {layout.layers} x {layout.top_k} int32")
+        rows = np.frombuffer(data, dtype="<i4").reshape(-1, layout.layers, layout.top_k)
+    else:
+        rows = _read_npy(raw.data) if raw.form == "npy" else np.asarray(raw.data)
+    if rows.ndim != 3 or rows.dtype.kind not in "iu":  # noqa: PLR2004 - tokens, layers, experts
+        raise _invalid(f"an array of shape {rows.shape} and dtype {rows.dtype}")
+    known = {layout.layers, None if layout.moe_layers is None else len(layout.moe_layers)} - {None}
+    if (known and rows.shape[1] not in known) or layout.top_k not in (None, rows.shape[2]):
+        raise _invalid(f"{rows.shape[1]} layers x {rows.shape[2]} experts a token do not fit the model: {layout}")
+    return rows
+
+
+def _read_npy(data: Any) -> Experts:
+    """The array of a `.npy` file, where it lies; never a pickle."""
+    view = memoryview(data)
+    try:
+        file = BytesIO(bytes(view[:_NPY_HEAD_BYTES]))
+        read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        rows = np.frombuffer(view[file.tell() :], dtype=dtype)
+        return rows.reshape(shape, order="F" if fortran else "C")
+    except (ValueError, TypeError, EOFError) as error:
+        raise _invalid(f"not an array in npy format: {error}") from error
+
+
+def _invalid(what: str) -> SampleFailure:
+    return SampleFailure("experts_invalid", f"routed experts: {what}")

@@ -1,0 +1,80 @@
+"""Where heavy tensors lie: the port, and the store in this process.
+
+Invariants:
+
+- A tensor that is stored cannot be written to through what the store gives out.
+- Freeing ends the store's own hold on the bytes; a view that somebody still has keeps them until it goes.
+- `put` may block, on memory or on another process: it is called off the event loop.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+__all__ = ["InMemory", "MemoryStore", "Store", "Stored"]
+
+
+class Stored(Protocol):
+    """A tensor where it lies; whoever has it frees it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+
+    def view(self) -> np.ndarray[Any, Any]:
+        """The tensor, read-only, without a copy where the store allows that."""
+
+    def free(self) -> None:
+        """Let go of the bytes."""
+
+
+class Store(Protocol):
+    """Puts tensors somewhere."""
+
+    name: str
+
+    def put(self, tensor: np.ndarray[Any, Any]) -> Stored:
+        """Store a tensor; the caller writes to it no more."""
+
+    def close(self) -> None:
+        """Give up what the store itself holds; idempotent. What was put is its owners' to free."""
+
+
+class InMemory:
+    """A tensor in this process."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: np.ndarray[Any, Any]) -> None:
+        self._tensor: np.ndarray[Any, Any] | None = tensor
+        tensor.setflags(write=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor; 0 once it was freed."""
+        return 0 if self._tensor is None else self._tensor.nbytes
+
+    def view(self) -> np.ndarray[Any, Any]:
+        """The tensor itself, which cannot be written to."""
+        if self._tensor is None:
+            raise ValueError("the tensor was freed")
+        return self._tensor
+
+    def free(self) -> None:
+        """Forget it; idempotent."""
+        self._tensor = None
+
+
+class MemoryStore:
+    """Keeps tensors in this process."""
+
+    name = "memory"
+
+    def put(self, tensor: np.ndarray[Any, Any]) -> InMemory:
+        """Keep it as it is; nothing is copied."""
+        return InMemory(tensor)
+
+    def close(self) -> None:
+        """Nothing is held here."""
