@@ -2,5 +2,17 @@
 
 from rollout_svc.tensors.handle import Handle, Handles, LiveHandle, Tally
 from rollout_svc.tensors.store import MemoryStore, Store, Stored, make_store
+from rollout_svc.tensors.threads import Threads, WorkThreads
 
-__all__ = ["Handle", "Handles", "LiveHandle", "MemoryStore", "Store", "Stored", "Tally", "make_store"]
+__all__ = [
+    "Handle",
+    "Handles",
+    "LiveHandle",
+    "MemoryStore",
+    "Store",
+    "Stored",
+    "Tally",
+    "Threads",
+    "WorkThreads",
+    "make_store",
+]
