@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rollout_svc.config.settings import ExpertsConfig
 from rollout_svc.tensors.experts import Layout
 
-__all__ = ["differences", "filled", "layout_of", "layout_said", "read_layout"]
+__all__ = ["configured", "differences", "filled", "layout_of", "layout_said", "read_layout"]
 
 _EXPERTS: Final = (
     "num_experts",
@@ -51,6 +52,12 @@ def layout_of(config: Mapping[str, Any]) -> Layout | None:
     if layers is not None and layers <= _MOST_LAYERS:
         moe_layers = tuple(index for index in range(layers) if _has_experts(index, text))
     return layout_said(num_experts, _count(text, *_TOP_K), layers, moe_layers)
+
+
+def configured(experts: ExpertsConfig) -> Layout:
+    """What the settings say."""
+    listed = experts.moe_layers
+    return Layout(experts.num_experts, experts.top_k, experts.layers, None if listed is None else tuple(sorted(listed)))
 
 
 def layout_said(num_experts: Any, top_k: Any, layers: Any, moe_layers: Any) -> Layout | None:
