@@ -259,7 +259,7 @@ class _Ground:
         self.storage = storage
         self.processes = outside.processes()
         self.handles = Handles(debug=config.memory.debug)
-        self.experts = ExpertsDesk(config.experts, self.handles, store, outside.threads(), self.tasks)
+        self.experts = ExpertsDesk(config.experts, self.handles, store, outside.threads(), self.tasks, bus)
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
         self.trajectories = Trajectories(config.trajectories, bus=bus)

@@ -21,19 +21,23 @@ import numpy as np
 
 from rollout_svc.config import ExpertsConfig
 from rollout_svc.engines import Completion, GenerateRequest
+from rollout_svc.engines.lmdeploy_keys import ExpertKeys
 from rollout_svc.errors import Interrupted, RolloutError, SampleFailure, SpentHandle
+from rollout_svc.events import EventBus
 from rollout_svc.gate import Lane
 from rollout_svc.heavy import Heavy
 from rollout_svc.sample import Sample
 from rollout_svc.tasks import TaskOwner, wait_until
 from rollout_svc.tensors import Handle, Handles, Store, Threads
 from rollout_svc.tensors.experts import Layout, RawExperts, decode
+from rollout_svc.tensors.layouts import configured, filled
+from rollout_svc.workers.withdrawal import withdraw
 from rollout_svc.workers.worker import Worker
 
 __all__ = ["KIND", "ExpertsDesk", "Fetch"]
 
 KIND: Final = "experts"
-"""Kind of their handles."""
+"""Kind of their handles; and an engine's capability."""
 _CLOSE_S: Final = 5.0  # seconds for what is being decoded when the service stops: far longer than the largest takes
 
 Fetch = Callable[[str], Awaitable[Any]]
@@ -41,28 +45,30 @@ Fetch = Callable[[str], Awaitable[Any]]
 there. It bounds itself."""
 
 
-async def _no_keys(key: str) -> Any:
-    raise SampleFailure("experts_missing", f"nobody here can fetch the key {key!r:.100}")
-
-
 class ExpertsDesk:
     """Makes handles of what engines send; see the module's invariants.
 
     Attributes:
+        max_bytes: most of one answer's.
         store: where they are put.
-        layout_of: what the routing of a worker's model looks like.
-        on_missing: told of a worker that answered without what it was asked for.
+        fetch: resolves keys.
     """
 
     def __init__(
-        self, config: ExpertsConfig, handles: Handles, store: Store, threads: Threads, tasks: TaskOwner
+        self,
+        config: ExpertsConfig,
+        handles: Handles,
+        store: Store,
+        threads: Threads,
+        tasks: TaskOwner,
+        bus: EventBus,
     ) -> None:
         self.enabled = config.enabled
+        self.max_bytes = config.max_bytes
         self.store = store
-        layout = Layout(config.num_experts, config.top_k, config.layers, config.moe_layers)
-        self.layout_of: Callable[[Worker], Layout] = lambda _: layout
-        self.on_missing: Callable[[Worker, SampleFailure], None] = lambda _worker, _failure: None
-        self.fetch: Fetch = _no_keys
+        self.fetch: Fetch = ExpertKeys(config.ray_address).fetch
+        self._configured = configured(config)
+        self._bus = bus
         self._handles = handles
         self._threads = threads
         self._tasks = tasks
@@ -126,9 +132,8 @@ class ExpertsDesk:
         elif raw is not None:
             completion.experts = await self._unpacked(worker, sample, request, raw, sent, completion)
         elif not may_lack(completion, request):
-            failure = SampleFailure("experts_missing", f"{worker.worker_id} answered without its routed experts")
-            self.on_missing(worker, failure)
-            raise failure
+            withdraw(worker, KIND, "answered without the routed experts it was asked for", self._bus)
+            raise SampleFailure("experts_missing", f"{worker.worker_id} answered without its routed experts")
         return completion
 
     async def _unpacked(
@@ -148,7 +153,7 @@ class ExpertsDesk:
             desk=self,
             holder=sample.sample_id,
             raw=raw,
-            layout=self.layout_of(worker),
+            layout=filled(self._configured, None if worker.profile is None else worker.profile.experts),
             tokens=sent + len(completion.ids),
             held=request.experts_from or 0,
             stopped=completion.finish_reason == "stop",

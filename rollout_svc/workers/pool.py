@@ -154,7 +154,8 @@ class WorkerPool:
         del input_ids  # thousands of lists of ids that only wait to be freed would hold up a pause's answers
 
         def request() -> GenerateRequest:
-            return GenerateRequest(self._new_id(), prefix, max_tokens, sampling, seed, prompt.engine_extra, rows)
+            extra, most = prompt.engine_extra, self._experts.max_bytes
+            return GenerateRequest(self._new_id(), prefix, max_tokens, sampling, seed, extra, rows, most)
 
         try:
             return await self._try(sample, lane, request(), tokens, frozenset())

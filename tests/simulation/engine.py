@@ -100,6 +100,8 @@ class SimEngine:
         self.loading = 0
         self.refusing = False
         self.routed = routed  # it can tell its routed experts
+        self.lied = False  # it did not, although it was asked: it is not believed until it is another process
+        self.missed = world.future()  # somebody found it gone
         self.boots = 0
         self.running: dict[str, Request] = {}
         self.waiting: dict[str, Request] = {}
@@ -326,6 +328,18 @@ class SimEngine:
         self.door.clear()
         self.paused, self.loading, self.frozen = None, 0, False
         self._wake_all()
+
+    def found_gone(self) -> None:
+        """Whoever keeps an eye on it knows that it is gone."""
+        if not self.missed.done():
+            self.missed.set_result(None)
+
+    async def restart(self) -> None:
+        """Go away until that is noticed, and come back as another process."""
+        self.crash()
+        self.missed = self.world.future()
+        await self.missed
+        self.come_back(self.weights)
 
     def come_back(self, weights: int) -> None:
         """Start again, with weights of its own."""

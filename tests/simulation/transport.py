@@ -47,6 +47,7 @@ class SimTransport:
         name = self._world.faults.draw(REQUEST)
         if name is None and request.experts_from is not None:
             name = request.lie = self._world.faults.draw(EXPERTS)
+            engine.lied = engine.lied or request.lie == "experts_missing"
         strike = self._world.faults.strike(name) if name is not None else None
         try:
             reply = await self._exchange(engine, request, strike)
@@ -144,6 +145,7 @@ class SimTransport:
             while engine.frozen and engine.up:
                 await asyncio.shield(engine.thawed)
             if not engine.up:
+                engine.found_gone()
                 self._refuse(engine)
             if fault in ("abort_lost", "freeze_lost"):
                 await world.at_most(60.0)

@@ -124,6 +124,8 @@ class Witness:
         self.open[call.sample_id] = request
         if request.experts_from is not None and call.lane != "train":
             breaks("P28", f"{call} asks for routed experts")
+        if request.experts_from is not None and "experts" not in worker.capabilities:
+            breaks("experts", f"{call} asks {worker} for routed experts, which it is not believed to have")
         self._world.say("service", f"asks {engine.name}", request.rid[-6:], call.sample_id[-8:], len(request.input_ids))
         sample = self._life.sample(call.sample_id)
         if sample is None:

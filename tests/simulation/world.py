@@ -190,6 +190,8 @@ class World:
                 engine.thaw()
             engine.set_slowness(1.0)
             engine.unstick()
+            if engine.lied:
+                self.spawn(engine.restart())
         for future in (*self._held, *self._to_resume, *self._ambushes):
             _wake(future)
         for strike in tuple(self.faults.live):
