@@ -74,7 +74,7 @@ class ReadHandle:
         self._check()
         try:
             tensor: np.ndarray[Any, Any] = self._heavy.read()
-        except (SpentHandle, ValueError):
+        except SpentHandle:
             self._check()  # it ended meanwhile, in the thread of the service
             raise
         return tensor

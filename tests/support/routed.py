@@ -55,6 +55,7 @@ def ready_group(
     dtype: str = "uint8",
     prompt: Prompt | None = None,
     layers: int = LAYERS,
+    top_k: int = TOP_K,
 ) -> Group:
     """Make a ready group, each sample with the routing of all its tokens; member n has n tokens more."""
     group = Group(group_id=group_id, prompt=prompt or make_prompt(), size=size, lane="train", ledger=ledger)
@@ -62,7 +63,7 @@ def ready_group(
     for sample in group.samples:
         ids = [5] * (tokens + sample.index)
         rows = len(group.prompt.input_ids) + len(ids) - 1
-        experts = routing(sample.sample_id, rows, dtype, layers) if routed else None
+        experts = routing(sample.sample_id, rows, dtype, layers, top_k) if routed else None
         complete(sample, ids, None if experts is None else own(handles, experts, sample.sample_id))
     group.finish(1.0)
     return group
