@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rollout_svc.errors import ShardFailure
-from rollout_svc.tensors.shards.client import TIMEOUT_S, Wanted
+from rollout_svc.tensors.shards.client import TIMEOUT_S, Wanted, copied
 from rollout_svc.tensors.shards.names import Meta, Shard
 from rollout_svc.tensors.shards.owner import LEASE_S, MAX_BYTES, ShardOwner
 from rollout_svc.tensors.shards.plane import MAX_RESPONSE_BYTES, Plane
@@ -167,5 +167,4 @@ def _land(address: str, wanted: Wanted, answer: tuple[Meta, Any] | str) -> Shard
     if meta != blank.meta or data.nbytes != blank.nbytes:
         seen = f"{data.nbytes} bytes, {meta}, where {blank.nbytes} bytes, {blank.meta} were expected"
         return ShardFailure("invalid", f"shard {shard.id} at {address} has {seen}", (shard.id,))
-    blank.memory[:] = memoryview(data)
-    return None
+    return copied(shard, blank, data)
