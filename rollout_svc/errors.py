@@ -10,6 +10,7 @@
     ├── WorkerFailure           a worker, not the sample, failed: retried on another worker
     │   └── NoWorker            no worker is in traffic: the producer waits
     ├── SampleFailure           this sample's own failure: counted against max_attempts
+    ├── ShardFailure            a remote tensor could not be kept, reached or read: which one, and why
     ├── Unreachable             a client got no answer from the service: refused, lost, or too late
     └── ServiceError            an answer to a caller, with an HTTP status
         ├── BadRequest   400    the body or argument is wrong; says which field
@@ -43,6 +44,7 @@ __all__ = [
     "RolloutError",
     "SampleFailure",
     "ServiceError",
+    "ShardFailure",
     "SpentHandle",
     "StaleAttempt",
     "Unauthorized",
@@ -157,6 +159,26 @@ class SampleFailure(RolloutError):
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
+
+
+class ShardFailure(RolloutError):
+    """Raised when a remote tensor could not be kept, reached or read.
+
+    Args:
+        reason: `full`, `invalid` when it is to be kept; `missing`, `too_big`, `unreachable`, `unauthorized`, `timeout`,
+            `invalid` when it is to be fetched.
+        message: what was seen, for people; names the shard.
+        ids: the shards it is about.
+    """
+
+    def __init__(self, reason: str, message: str, ids: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+        self.ids = ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.message, self.ids)
 
 
 class Unreachable(RolloutError):
