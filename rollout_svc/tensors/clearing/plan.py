@@ -5,8 +5,8 @@ Invariants (P29):
 - Every id of a clear goes to every process that is a member while the clear is open, also to one that joins during it.
 - A duty that was not done when its clear ends is kept, and is part of the next clear. Not done there either, it is
   given up: returned by name, and never sent again. So no id is kept for more than one clear after its own.
-- A process that returned (another incarnation) or left holds nothing of what it was owed before: that is dropped, and
-  is neither sent nor given up.
+- A process that returned (another incarnation) has nothing of what it was owed before: that is dropped, neither sent
+  nor given up. One that left is not asked to drain any more; whether it goes on as an owner is another matter.
 - An order whose process returned while it was out is sent anew: what its predecessor answered ends nothing.
 """
 
@@ -81,7 +81,7 @@ class _Duty:
     not_before: float = 0.0
     under_way: int | None = None
     """Serial of the order that is out."""
-    why: str = "there was no time to ask"
+    why: str = "no answer in time"
 
 
 @dataclass(slots=True)
@@ -136,11 +136,12 @@ class Plan:
         return forgotten
 
     def leave(self, process: str) -> int:
-        """Let a process go; returns how many ids it is no longer owed."""
+        """Let a process go; returns how many ids it is no longer owed. What it shall drop as an owner stays."""
         self._members.pop(process, None)
-        forgotten = self._forget(process)
-        for owed in [key for key in self._open if key[0] == process]:
-            forgotten += len(self._open.pop(owed).new)
+        fetched = [key for key in (*self._kept, *self._open) if key[0] == process and key[1] != "drop"]
+        forgotten = sum(len(self._kept.pop(key, ())) for key in fetched)
+        for duty in [self._open.pop(key) for key in fetched if key in self._open]:
+            forgotten += len(duty.old) + len(duty.new)
         return forgotten
 
     def begin(

@@ -20,20 +20,21 @@ class World:
     incarnation: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*NAMES, *OWNERS), 1))
     sent: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     """By id: the clears in which an order named it."""
-    drained: set[tuple[str, int, str]] = field(default_factory=set)
-    """(process, incarnation, id) of what was carried out."""
-    owed: list[tuple[int, str, int, str]] = field(default_factory=list)
-    """(clear, process, incarnation, id) of what each clear owed."""
-    given_up: set[tuple[str, str]] = field(default_factory=set)
+    did: set[tuple[str, str, int, str]] = field(default_factory=set)
+    """(process, verb, incarnation, id) of what was carried out."""
+    owed: list[tuple[int, str, str, int, str]] = field(default_factory=list)
+    """(clear, process, verb, incarnation, id) of what each clear owed."""
+    given_up: set[tuple[str, str, str]] = field(default_factory=set)
+    """(process, verb, id)."""
     told: dict[str, int] = field(default_factory=dict)
     """The incarnation that the plan knows of."""
     first: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """By process: the clear in which the plan heard that it is another one."""
     clear: int = 0
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str, *verbs: str) -> None:
         """What was owed to a process that ended is owed no more."""
-        self.owed = [one for one in self.owed if one[1] != name]
+        self.owed = [one for one in self.owed if one[1] != name or one[2] not in verbs]
 
     def tell(self, name: str, incarnation: int) -> None:
         """The plan hears of an incarnation."""
@@ -50,7 +51,8 @@ class World:
         now = float(self.clear)
         self.plan.begin("drain", ids, drops=drops, now=now, deadline=now + 0.5)
         for name in dict.fromkeys((*self.plan.members, *drops)):
-            self.owed += [(self.clear, name, self.incarnation[name], one) for one in ids]
+            self.owed += [(self.clear, name, "drain", self.incarnation[name], one) for one in ids]
+        self.owed += [(self.clear, name, "drop", self.incarnation[name], one) for name in drops for one in drops[name]]
         while now < self.clear + 0.5:
             self.carry_out(data, now, ids)
             later = self.plan.next_at()
@@ -59,7 +61,7 @@ class World:
             now = max(later, now + 0.001)
         ending = self.plan.end()
         for failure in ending.given_up:
-            self.given_up |= {(failure.process, one) for one in failure.ids}
+            self.given_up |= {(failure.process, failure.verb, one) for one in failure.ids}
         return ending
 
     def carry_out(self, data: st.DataObject, now: float, ids: list[str]) -> None:
@@ -70,7 +72,7 @@ class World:
             for one in order.ids:
                 self.sent[one].add(self.clear)
                 assert int(one.split(".")[0]) >= self.first[order.process], "sent to one that never fetched it"
-                assert (order.process, one) not in self.given_up, "sent after it was reported"
+                assert (order.process, order.verb, one) not in self.given_up, "sent after it was reported"
         for order in orders:
             early, late = data.draw(st.sampled_from([(True, False), (False, True), (False, False)]))
             answered = self.incarnation[order.process]
@@ -79,8 +81,7 @@ class World:
             if late:
                 answered = self.incarnation[order.process]
             if early or late:
-                if order.verb == "drain":
-                    self.drained |= {(order.process, answered, one) for one in order.ids}
+                self.did |= {(order.process, order.verb, answered, one) for one in order.ids}
                 if answered == self.incarnation[order.process] and order.process in self.plan.members:
                     self.tell(order.process, answered)
                 self.plan.done(order, str(answered))
@@ -94,17 +95,17 @@ class World:
         if kind == "leaves":
             self.plan.leave(name)
             self.told.pop(name, None)
-            self.forget(name)
+            self.forget(name, "drain")
             return
         if kind.startswith("returns"):
             self.incarnation[name] += 1
-            self.forget(name)
+            self.forget(name, "drain", "drop")
         if kind != "returns in silence":
             known = name in self.plan.members
             self.tell(name, self.incarnation[name])
             self.plan.join(name, str(self.incarnation[name]))
             if kind == "returns" or not known:
-                self.owed += [(self.clear, name, self.incarnation[name], one) for one in ids]
+                self.owed += [(self.clear, name, "drain", self.incarnation[name], one) for one in ids]
 
 
 @settings(max_examples=300, deadline=None)
@@ -117,12 +118,12 @@ def test_every_id_is_drained_by_everyone_alive_or_reported_and_none_is_kept_for_
         world.tell(name, 1)
     for _ in range(data.draw(st.integers(2, 5))):
         ending = world.run(data)
-        kept = {(failure.process, one) for failure in ending.kept for one in failure.ids}
+        kept = {(failure.process, failure.verb, one) for failure in ending.kept for one in failure.ids}
         assert world.plan.kept == sum(len(failure.ids) for failure in ending.kept)
-        for clear, name, incarnation, one in world.owed:
-            done = (name, incarnation, one) in world.drained
-            assert done or (name, one) in kept or (name, one) in world.given_up, (name, one)
-            assert clear == world.clear or (name, one) not in kept, "kept for a second clear"
+        for clear, name, verb, incarnation, one in world.owed:
+            owed = (name, verb, one)
+            assert (name, verb, incarnation, one) in world.did or owed in kept or owed in world.given_up, owed
+            assert clear == world.clear or owed not in kept, "kept for a second clear"
     for one, clears in world.sent.items():
         assert clears <= {int(one.split(".")[0]), int(one.split(".")[0]) + 1}
 
