@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
@@ -34,7 +34,7 @@ from rollout_svc.tasks import TaskOwner
 from rollout_svc.tensors.clearing.fleet import Fleet
 from rollout_svc.tensors.clearing.http import HttpPeers
 from rollout_svc.tensors.clearing.local import LocalPeer
-from rollout_svc.tensors.clearing.plan import EVERYTHING, Ending, Plan, Verb
+from rollout_svc.tensors.clearing.plan import EVERYTHING, Plan, Verb
 from rollout_svc.tensors.clearing.ports import Connect, Peer
 from rollout_svc.tensors.clearing.records import Cleared, Statistics, log_cleared
 from rollout_svc.tensors.clearing.roles import Consumer, Rank
@@ -223,25 +223,25 @@ class Controller:
             if drops:
                 for shard_id in ids:
                     self._live.pop(shard_id, None)
+        live = set(self._live)  # when the processes were asked, or now: what was live at either time may be there
         statistics = await self.statistics()
-        cleared = self._judge(ids, asked, ending, statistics, began)
+        live |= self._live.keys()
+        elapsed = asyncio.get_running_loop().time() - began
+        cleared = Cleared(len(ids), asked, ending.kept, ending.given_up, statistics, elapsed_s=elapsed)
+        cleared = self._judged(cleared, ids, live)
+        log_cleared(cleared, self._fleet.roles)
         if ending.given_up:
             raise DrainFailed([str(failure) for failure in ending.given_up], cleared)
         return cleared
 
-    def _judge(self, ids: tuple[str, ...], asked: int, ending: Ending, statistics: Statistics, began: float) -> Cleared:
-        """Look at what is left, and say so."""
+    def _judged(self, cleared: Cleared, ids: Iterable[str], live: Collection[str]) -> Cleared:
+        """Look at what is left after a clear of these ids, and say what of it should not be."""
         owed: dict[str, set[str]] = {}
-        for failure in (*ending.kept, *ending.given_up):
+        for failure in (*cleared.kept, *cleared.given_up):
             owed.setdefault(failure.process, set()).update(failure.ids)
-        leaks = self._watch.look(statistics.figures, live=self._live, cleared=frozenset(ids), owed=owed)
-        expired = self._watch.expired(statistics.figures)
-        elapsed = asyncio.get_running_loop().time() - began
-        cleared = Cleared(
-            len(ids), asked, ending.kept, ending.given_up, statistics, leaks, tuple(expired.items()), elapsed
-        )
-        log_cleared(cleared, self._fleet.roles)
-        return cleared
+        figures = cleared.statistics.figures
+        leaks = self._watch.look(figures, live=live, cleared=frozenset(ids), owed=owed)
+        return cleared._replace(leaks=leaks, expired=tuple(self._watch.expired(figures).items()))
 
     async def _renew(self) -> None:
         """Renew the leases of live batches, as long as there are any."""
