@@ -11,6 +11,7 @@
     │   └── NoWorker            no worker is in traffic: the producer waits
     ├── SampleFailure           this sample's own failure: counted against max_attempts
     ├── ShardFailure            a remote tensor could not be kept, reached or read: which one, and why
+    ├── DrainFailed             processes did not let go of shards, in two steps: who, and how many ids
     ├── Unreachable             a client got no answer from the service: refused, lost, or too late
     └── ServiceError            an answer to a caller, with an HTTP status
         ├── BadRequest   400    the body or argument is wrong; says which field
@@ -33,6 +34,7 @@ __all__ = [
     "BadRequest",
     "ConfigError",
     "Conflict",
+    "DrainFailed",
     "IllegalTransition",
     "Interrupted",
     "LedgerImbalance",
@@ -179,6 +181,25 @@ class ShardFailure(RolloutError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reason, self.message, self.ids)
+
+
+class DrainFailed(RolloutError):
+    """Raised when processes did not let go of shards in the step they belong to, nor in the next one.
+
+    Everything else was drained before; none of what is named here is tried again.
+
+    Args:
+        failures: who did not do what with how many ids, one line each.
+        cleared: what became of the clear that found it out (`tensors.clearing.Cleared`).
+    """
+
+    def __init__(self, failures: Iterable[str], cleared: Any = None) -> None:
+        self.failures = tuple(failures)
+        self.cleared = cleared
+        super().__init__("; ".join(self.failures))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.failures, self.cleared)
 
 
 class Unreachable(RolloutError):
