@@ -144,7 +144,7 @@ def _show_dry_run(config: Config, plan: Plan) -> None:
 def engine(  # noqa: PLR0917 - options, not positions
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.", min=0, max=65535)] = 30000,
-    model: Annotated[str, typer.Option(help="Preset: tiny.")] = "tiny",
+    model: Annotated[str, typer.Option(help="Preset: tiny, tiny-moe.")] = "tiny",
     seed: Annotated[int, typer.Option(help="Seed of the first weights.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="Directory with tokenizer.json; default: bytes.")] = None,
     context: Annotated[int | None, typer.Option(help="Most tokens of a sequence.")] = None,
@@ -153,6 +153,13 @@ def engine(  # noqa: PLR0917 - options, not positions
     api_key: Annotated[str | None, typer.Option(help="Key of the data routes.")] = None,
     admin_api_key: Annotated[str | None, typer.Option(help="Key of the control routes.")] = None,
     die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="End when the parent does.")] = False,
+    experts: Annotated[
+        bool,
+        typer.Option(
+            "--enable-return-routed-experts/--no-enable-return-routed-experts",
+            help="Tell routed experts to who asks, where the model has some.",
+        ),
+    ] = True,
 ) -> None:
     """Run the built-in engine alone: SGLang's dialect, a tiny torch model."""
     from rollout_svc.embedded.run import run_engine  # noqa: PLC0415 - torch
@@ -170,6 +177,7 @@ def engine(  # noqa: PLR0917 - options, not positions
             api_key=api_key,
             admin_api_key=admin_api_key,
             die_with_parent=die_with_parent,
+            return_routed_experts=experts,
             **given,
         )
     )

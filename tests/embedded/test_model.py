@@ -1,6 +1,7 @@
 """The transformer and its files."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,12 +122,12 @@ def test_presets_take_other_vocabularies_and_contexts() -> None:
     """A preset's vocabulary and context give way; an unknown name is refused with those that exist."""
     assert preset("tiny") == PRESETS["tiny"]
     assert preset("tiny", vocab_size=32, context=64) == TinyConfig()
-    with pytest.raises(ValueError, match=r"unknown model 'huge', expected one of: tiny"):
+    with pytest.raises(ValueError, match=r"unknown model 'huge', expected one of: tiny, tiny-moe"):
         preset("huge")
 
 
 @pytest.mark.parametrize("fields", [{"heads": 3}, {"vocab_size": 0}, {"context": 0}, {"layers": -1}])
-def test_shapes_that_cannot_be_built_are_refused(fields: dict[str, int]) -> None:
+def test_shapes_that_cannot_be_built_are_refused(fields: dict[str, Any]) -> None:
     """A shape that makes no model is refused when it is named."""
     with pytest.raises(ValueError, match=next(iter(fields))):
         TinyConfig(**fields)
