@@ -59,12 +59,13 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights, prompts and draws.")] = 0,
     lr: Annotated[float | None, typer.Option(help="Learning rate; 0 learns nothing.")] = None,
     out: Annotated[Path, typer.Option(help="Where summary.json and reward.png go.")] = Path("demo-out"),
+    model: Annotated[str, typer.Option(help="Policy: tiny, or tiny-moe, whose routing is replayed.")] = "tiny",
     as_json: Json = False,
 ) -> None:
     """Run the whole loop on this machine: engines, service, and a trainer that learns."""
     from rollout_svc.demo import DemoOptions, run_demo  # noqa: PLC0415 - torch, which no other command needs
 
-    given: dict[str, Any] = {"seed": seed, "out": out, "json": as_json}
+    given: dict[str, Any] = {"seed": seed, "out": out, "json": as_json, "model": model}
     given |= {key: value for key, value in (("steps", steps), ("lr", lr)) if value is not None}
     raise typer.Exit(run_demo(DemoOptions(**given)))
 
