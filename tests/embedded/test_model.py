@@ -1,5 +1,6 @@
 """The transformer and its files."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from rollout_svc.embedded.model import (
     build,
     load_weights,
     preset,
+    read_weights,
     save_weights,
 )
+from tests.chaos.leaks import resident_bytes
 
 SHAPE = TinyConfig(vocab_size=16, width=8, layers=1, heads=2, context=12)
 
@@ -73,6 +76,21 @@ def test_weights_survive_a_file(tmp_path: Path, *, as_directory: bool) -> None:
     assert_same(weights_of(source), weights_of(target))
     assert target.head.weight is parameter
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_reading_weights_again_and_again_leaves_nothing_behind(tmp_path: Path) -> None:
+    """An engine reads a file at every update of its life."""
+    model = build(SHAPE, 1)
+    save_weights(model, tmp_path)
+
+    def read(times: int) -> int:
+        for _ in range(times):
+            read_weights(model, tmp_path)
+        gc.collect()
+        return resident_bytes()
+
+    before = read(500)
+    assert read(4000) - before < 2**20  # a name of each tensor left behind would be four times as much
 
 
 def broken_file(tmp_path: Path, fault: str) -> Path:

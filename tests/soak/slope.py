@@ -14,9 +14,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SPREAD: Final = 2 * 2**20
+SPREAD: Final = 2**20
 """Bytes that a process may grow by over the window, however long: the allocator still spreads out, ever more slowly.
-Over 500 steps that is a page a step; a sample left behind at each of them, with its tokens and its task, is several."""
+Over 500 steps that is half a page a step; a sample left behind, with its tokens and its task, is several pages."""
 SIGMAS: Final = 3.0
 """Noise, in standard deviations, by which the end of the window may lie above its beginning."""
 _MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
