@@ -368,8 +368,13 @@ class Sample:
 
     # -- lasting ---------------------------------------------------------------------------------------------
 
-    def state(self, more: Segment | None = None) -> SampleState:
-        """What is to survive of it now; `more`: tokens that have come and are not in its segments yet."""
+    def state(self, more: Segment | None = None, *, experts: bool = True) -> SampleState:
+        """What is to survive of it now.
+
+        Args:
+            more: tokens that have come and are not in its segments yet.
+            experts: its routed experts as well, which are read, not copied, and so outlive their handle.
+        """
         return SampleState(
             status=str(self.status),
             attempt=self.attempt,
@@ -385,10 +390,15 @@ class Sample:
             length=self._length,
             spans=self._spans,
             meta=self.meta,
+            experts=self.experts.read() if experts and self.experts is not None else None,
         )
 
-    def recall(self, state: SampleState) -> None:
+    def recall(self, state: SampleState, experts: Heavy | None = None) -> None:
         """Be what was noted in an earlier life, whose attempts write nothing any more.
+
+        Args:
+            state: what was noted.
+            experts: its routed experts, this sample's from now on; where this raises they stay the caller's.
 
         Raises:
             IllegalTransition: this sample has a life of its own already, or nothing could go on from that status.
@@ -405,6 +415,7 @@ class Sample:
         self.segments, self.packed = list(state.segments), state.packed
         self.reward, self.reward_parts = state.reward, dict(state.reward_parts or {})
         self._length, self._spans = state.length, state.spans
+        self.experts = experts
         if state.meta is not None:
             self.meta = state.meta
 

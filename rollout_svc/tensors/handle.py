@@ -68,7 +68,12 @@ class Handle:
         Raises:
             SpentHandle: it was taken or released; says by whom.
         """
-        return self._payload("read").view()
+        stored = self._payload("read")
+        try:
+            return stored.view()
+        except ValueError:
+            self._payload("read")  # another thread freed it in between: then who did is told
+            raise
 
     def take(self, by: str) -> Stored:
         """Take the payload over: from now on the caller has to free it. Exactly once.
