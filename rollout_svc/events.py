@@ -18,6 +18,7 @@ from rollout_svc.gate import Lane, Mode
 __all__ = [
     "BatchAcked",
     "BatchTaken",
+    "CapabilityWithdrawn",
     "ComponentDied",
     "EngineDoubted",
     "EngineExited",
@@ -179,6 +180,15 @@ class EngineDoubted(Event):
 
     path: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityWithdrawn(Event):
+    """An engine said that it can do something and did not: it is not believed until it is another process."""
+
+    worker: str
+    capability: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

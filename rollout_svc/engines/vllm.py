@@ -13,17 +13,18 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
-from rollout_svc.engines.params import SamplingParams
-from rollout_svc.engines.parsing import OK, control_body, excerpt
+from rollout_svc.engines.params import SamplingParams, extra_of, lift_of
+from rollout_svc.engines.parsing import OK, control_body, excerpt, raw_experts
 from rollout_svc.engines.vllm_answers import ID_PREFIX, VLLMStream, completion_of
 from rollout_svc.engines.vllm_probe import ABORT, PROBE, gauges_of, profile_of
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.tensors.experts import RawExperts
 
 __all__ = ["VLLMDialect"]
 
@@ -62,15 +63,17 @@ class VLLMDialect:
         params = {**self._params.of(request.sampling), "max_tokens": request.max_tokens, "logprobs": 0}
         if request.seed is not None:
             params["seed"] = request.seed
+        if request.experts_from is not None:  # whether there are any the server was told when it started
+            params["routed_experts_prompt_start"] = request.experts_from
         body = {
-            **request.extra,
+            **extra_of(request),
             "request_id": request.request_id,
             "token_ids": request.input_ids,
             "sampling_params": params,
             "output_mode": "tokens",
             "stream": stream,
         }
-        return Call("POST", "/inference/v1/generate", orjson.dumps(body))
+        return Call("POST", "/inference/v1/generate", orjson.dumps(body), lift=lift_of(request, "base64"))
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read the answer; raises WorkerFailure or SampleFailure."""
@@ -79,6 +82,10 @@ class VLLMDialect:
     def reader(self) -> VLLMStream:
         """Make a reader for one stream of deltas."""
         return VLLMStream(labels=self._labels)
+
+    def experts_of(self, lifted: Any, request: GenerateRequest) -> RawExperts | None:
+        """A `.npy` file of the layers that have experts, from the token on that was asked for."""
+        return raw_experts("npy", lifted, request.experts_from or 0)
 
     def refuses(self, sampling: SamplingConfig) -> str | None:
         """Name the first setting that vLLM would ignore, or that an answer has no room for."""

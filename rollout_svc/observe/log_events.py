@@ -28,6 +28,7 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.EngineStarted: ("engine.started", "info"),
     events.EngineExited: ("engine.exited", "error"),
     events.EngineDoubted: ("engine.doubted", "warning"),
+    events.CapabilityWithdrawn: ("engine.capability_withdrawn", "warning"),
     events.EnginesLoading: ("engines.loading", "info"),
     events.ProducerWaiting: ("producer.waiting", "warning"),
     events.GroupsAllFiltered: ("groups.all_filtered", "warning"),

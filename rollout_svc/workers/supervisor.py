@@ -228,6 +228,7 @@ class Supervisor:
                 worker.reason = str(failure)
             now = asyncio.get_running_loop().time()
             if failure.kind == "connection" and not failure.accepted:
+                worker.withdrawn.clear()  # nobody is there: who comes back may be able to
                 worker.breaker.look_again(now, _GONE_S)
             else:
                 worker.breaker.trip(now)
