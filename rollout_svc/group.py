@@ -168,8 +168,12 @@ class Group:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the members' encoded records."""
-        return sum(len(sample.packed) for sample in self.samples if sample.packed is not None)
+        """Bytes of the members' encoded records, and of their routed experts."""
+        return sum(
+            len(sample.packed) + (0 if sample.experts is None else sample.experts.nbytes)
+            for sample in self.samples
+            if sample.packed is not None
+        )
 
     def encoded(self, record: Callable[[Sample, bytes], bytes] = lambda _, packed: packed) -> bytes:
         """The group's record in a batch, JSON; every member is COMPLETED.

@@ -27,15 +27,16 @@ from rollout_svc.buffer.recovered import FoundGroup, Recovered
 from rollout_svc.buffer.restoring import restore_journal
 from rollout_svc.buffer.storage import MemoryStorage, Storage
 from rollout_svc.config import Config
+from rollout_svc.errors import ConfigError
 from rollout_svc.group import Group
 from rollout_svc.heavy import Heavy
 from rollout_svc.outside import Outside
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.rollout.partials import Partials
 from rollout_svc.tasks import OnDeath
-from rollout_svc.tensors import MemoryStore, Store, Stored
+from rollout_svc.tensors import MemoryStore, Store, Stored, make_store
 
-__all__ = ["Restore", "keep_partials", "open_storage", "recall"]
+__all__ = ["Restore", "keep_partials", "open_storage", "open_store", "recall"]
 
 _SLICE: Final = 64  # groups made between two turns of the loop: some milliseconds
 _DIGITS: Final = 32  # of a digest: 128 bits
@@ -46,6 +47,23 @@ class Restore(NamedTuple):
 
     snapshot: Path
     step: int | None = None
+
+
+async def open_store(config: Config, outside: Outside) -> Store:
+    """Make what keeps heavy tensors: a caller's own, or what `experts.store` names.
+
+    Raises:
+        ConfigError: at `experts.store`: it is not to be had here.
+    """
+    if outside.tensors is not None:
+        return outside.tensors()
+    name = config.experts.store if config.experts.enabled else "memory"
+    if name == "memory":
+        return MemoryStore()
+    try:
+        return await asyncio.to_thread(make_store, name, config.experts.ray_address)
+    except OSError as error:
+        raise ConfigError.at("experts.store", f"{name}: {error}") from error
 
 
 async def open_storage(config: Config, outside: Outside, restore: Restore | None = None) -> Storage:

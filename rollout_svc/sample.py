@@ -8,7 +8,8 @@ Invariants:
 - Tokens only grow, except when a sample is redone (ABORTED or GENERATING to INIT) or settled without being
   consumed, where they are dropped: what is FAILED, EXPIRED or FILTERED keeps counts and reasons, no more (P28).
 - Its routed experts are its own: those of the tokens it has, or of fewer; whoever writes under a revoked attempt loses
-  what it brought. They are released with the tokens, and once it is CONSUMED.
+  what it brought. They are released with the tokens, and once it is CONSUMED; a sample one of whose turns asked for
+  none has none, and that is no failure.
 - A COMPLETED sample is its record, encoded once while its tokens are at hand: a third of the memory of token objects,
   nothing for the collector to look at, and what every way out sends as it is.
 """
@@ -176,6 +177,12 @@ class Sample:
             offset += len(segment.ids)
         return tuple(joined)
 
+    @property
+    def rows_missing(self) -> int:
+        """Rows of routed experts that its tokens should have and it has not got: one a token, but for the last."""
+        held = 0 if self.experts is None else self.experts.shape[0]
+        return len(self.prompt_ids) + self.response_length - 1 - held
+
     def turn_ids(self) -> list[int]:
         """Tokens the model has made in the turn that is under way (its prefix when it is continued)."""
         return [
@@ -308,10 +315,23 @@ class Sample:
             self._release_experts("its continuation")
             self.experts = experts
 
+    def give_up_experts(self, attempt: int, by: str) -> None:
+        """Release the routed experts it has, under an attempt; `by`: why.
+
+        Raises:
+            StaleAttempt: the attempt was revoked.
+        """
+        self.check(attempt)
+        self._release_experts(by)
+
     def _check_generating(self, attempt: int) -> None:
         self.check(attempt)
         if self.status is not SampleStatus.GENERATING:
             raise IllegalTransition(f"{self.sample_id}: {self.status} takes no tokens")
+
+    def let_go(self, by: str) -> None:
+        """Release what heavy things it has, whoever holds it: nobody will use them any more."""
+        self._release_experts(by)
 
     def _release_experts(self, by: str) -> None:
         if self.experts is not None:

@@ -31,7 +31,7 @@ from rollout_svc.launching import address_problems, launch_problems
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.recovery import Restore, keep_partials, open_storage, recall
+from rollout_svc.recovery import Restore, keep_partials, open_storage, open_store, recall
 from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
 from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck, oldest_samples
@@ -140,6 +140,7 @@ class RolloutService:
         self._phase = "starting"
         try:
             await refuse_taken(self.config)
+            store = await open_store(self.config, self._outside)
             storage = await open_storage(self.config, self._outside, self._restore)
         except ConfigError:
             self._phase = "stopped"
@@ -153,6 +154,7 @@ class RolloutService:
             shortage=self._shortage,
             outside=self._outside,
             storage=storage,
+            store=store,
         )
         self.recovered = await recall(parts, self.prepared, self._died, self._outside.wall)
         if self.state != "starting":  # stopped meanwhile
@@ -225,8 +227,10 @@ class RolloutService:
             asyncio.ensure_future(parts.storage.close()),
             asyncio.ensure_future(parts.trajectories.close()),
             asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
+            asyncio.ensure_future(parts.experts.close()),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)
+        parts.rollouts.let_go("the service has stopped")
         self._phase = "stopped"
 
     def _died(self, name: str, error: BaseException, critical: bool) -> None:

@@ -132,7 +132,11 @@ class Metrics:
         self._absent = Gauge("rollout_no_worker_seconds", "Time without a worker in traffic", registry=registry)
         self._is = Gauge("rollout_service_state", "1 for the state it is in", ["state"], registry=registry)
         self._ready = Gauge("rollout_buffer_ready_groups", "Groups ready for a trainer", registry=registry)
-        self._bytes = Gauge("rollout_buffer_bytes", "Encoded samples of finished groups", registry=registry)
+        self._bytes = Gauge("rollout_buffer_bytes", "Finished groups, routed experts included", registry=registry)
+        self._handles = Gauge("rollout_tensor_handles", "Heavy tensors that are alive", ["kind"], registry=registry)
+        self._tensors = Gauge("rollout_tensor_bytes", "Bytes of those", ["kind"], registry=registry)
+        self._lost = Counter("rollout_tensor_handles_lost", "Handles that nobody released", registry=registry)
+        self._known_lost = 0
         self._eval = Gauge(
             "rollout_evaluation_ledger", "Groups and samples of lane eval", ["unit", "account"], registry=registry
         )
@@ -159,6 +163,14 @@ class Metrics:
             self._state.labels(worker["id"], worker["state"]).set(1)
         self._ready.set(status["buffer"]["ready"])
         self._bytes.set(status["buffer"]["bytes"])
+        for gauge in (self._handles, self._tensors):
+            gauge.clear()
+        for kind, tensors in status["tensors"].items():
+            self._handles.labels(kind).set(tensors["handles"])
+            self._tensors.labels(kind).set(tensors["bytes"])
+        lost = sum(tensors["lost"] for tensors in status["tensors"].values())
+        self._lost.inc(max(0, lost - self._known_lost))
+        self._known_lost = max(lost, self._known_lost)
         self._version.set(status["weight_version"])
         self._rss.set(status["rss_bytes"])
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

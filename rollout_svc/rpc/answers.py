@@ -153,8 +153,19 @@ class BufferRecord(Record):
     ready: Natural
     unfinished: Natural
     bytes: Natural
-    """Encoded samples of finished groups, ready and leased."""
+    """Encoded samples of finished groups, ready and leased, and their routed experts."""
     leases: list[LeaseRecord]
+
+
+class TensorsRecord(Record):
+    """Heavy tensors of one kind."""
+
+    handles: Natural
+    """Those that are alive: each has one owner."""
+    bytes: Natural
+    """Of those."""
+    lost: Natural
+    """Those that their owners have forgotten: none, unless something is wrong."""
 
 
 class TailRecord(Record):
@@ -262,6 +273,8 @@ class Status(Record):
     workers: list[WorkerRecord]
     buffer: BufferRecord
     producer: ProducerRecord
+    tensors: dict[str, TensorsRecord]
+    """By kind (`experts`, …); empty where there never was one."""
     trajectories: TrajectoriesRecord | None
     """Null: none are kept."""
     evaluations: EvaluationsRecord

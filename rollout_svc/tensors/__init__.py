@@ -3,6 +3,7 @@
 from rollout_svc.tensors.handle import Handle, Handles, LiveHandle, Tally
 from rollout_svc.tensors.loan import Loan, ReadHandle
 from rollout_svc.tensors.store import MemoryStore, Store, Stored, make_store
+from rollout_svc.tensors.threads import Threads, WorkThreads
 
 __all__ = [
     "Handle",
@@ -14,5 +15,7 @@ __all__ = [
     "Store",
     "Stored",
     "Tally",
+    "Threads",
+    "WorkThreads",
     "make_store",
 ]

@@ -62,6 +62,15 @@ class Handle:
         """Whether it still owns its payload."""
         return self._stored is not None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor, which is not looked at for it.
+
+        Raises:
+            SpentHandle: it was taken or released; says by whom.
+        """
+        return self._payload("asked for its shape").shape
+
     def read(self) -> np.ndarray[Any, Any]:
         """The tensor, read-only, where it lies; it may be used as long as the caller holds it, also after the end.
 

@@ -34,19 +34,23 @@ class Request:
         "connected",
         "done",
         "engine",
+        "experts_from",
         "finish",
         "input_ids",
         "lane",
+        "lie",
         "life",
         "max_tokens",
         "rid",
         "sample_id",
+        "serial",
         "since",
         "step_s",
         "stuck",
         "target",
         "timer",
         "tokens",
+        "unrouted",
         "versions",
     )
 
@@ -71,6 +75,10 @@ class Request:
         self.abort_lost = False
         self.stuck = False
         self.done = False
+        self.experts_from: int | None = None  # the first row of routed experts that was asked for
+        self.serial = 0  # of those who asked
+        self.unrouted = False  # it was taken back to the queue, where the engine forgets them
+        self.lie: str | None = None
 
     def __repr__(self) -> str:
         return f"{self.rid[-6:]}({len(self.tokens)}/{self.target})"
@@ -79,7 +87,7 @@ class Request:
 class SimEngine:
     """One engine process, and what becomes of it."""
 
-    def __init__(self, world: World, name: str, url: str, batch: int) -> None:
+    def __init__(self, world: World, name: str, url: str, batch: int, *, routed: bool = False) -> None:
         self.world = world
         self.name = name
         self.url = url
@@ -91,6 +99,7 @@ class SimEngine:
         self.slowness = 1.0
         self.loading = 0
         self.refusing = False
+        self.routed = routed  # it can tell its routed experts
         self.boots = 0
         self.running: dict[str, Request] = {}
         self.waiting: dict[str, Request] = {}
@@ -175,6 +184,7 @@ class SimEngine:
 
     def _end(self, request: Request, finish: Finish) -> None:
         request.finish, request.done = finish, True
+        request.unrouted = finish == "abort" and request.rid in self.waiting
         for table in (self.running, self.waiting, self.door):
             table.pop(request.rid, None)
         if request.timer is not None:
