@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SPREAD: Final = 2**20
 """Bytes that a process may grow by over the window, however long: the allocator still spreads out, ever more slowly.
 Over 500 steps that is half a page a step; a sample left behind, with its tokens and its task, is several pages."""
+WARM_STEPS: Final = 250
+"""A shorter window is still of a process that warms up: it may grow by twice as much."""
 SIGMAS: Final = 3.0
 """Noise, in standard deviations, by which the end of the window may lie above its beginning."""
 _MAD_TO_SIGMA: Final = 1.4826  # of a normal distribution
@@ -44,11 +46,12 @@ class Slope(NamedTuple):
 
 
 def slope_of(series: Sequence[float], spread: float = SPREAD) -> Slope:
-    """Measure the second half of a series, at least four values long; `spread` is what it may grow by in any case."""
+    """Measure the second half of a series, at least four values long; `spread` is what it may grow by without noise."""
     window = np.asarray(series[len(series) // 2 :], dtype=np.float64)
     count = len(window)
     first, second = np.triu_indices(count, k=1)
     value = float(np.median((window[second] - window[first]) / (second - first)))
     left = window - value * np.arange(count)
     sigma = _MAD_TO_SIGMA * float(np.median(np.abs(left - np.median(left))))
-    return Slope(value, sigma, (spread + SIGMAS * sigma) / count, count)
+    allowed = spread if count >= WARM_STEPS else 2 * spread
+    return Slope(value, sigma, (allowed + SIGMAS * sigma) / count, count)
