@@ -10,7 +10,7 @@ JOBS   ?= 2
 SPREAD ?= -n $(JOBS) --dist loadfile
 
 .PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench
-.PHONY: chaos chaos-smoke durability test-shards test-router test-vllm test-vllm-smoke test-wheel clean
+.PHONY: chaos chaos-smoke durability soak soak-smoke test-shards test-router test-vllm test-vllm-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -74,6 +74,12 @@ durability: $(VENV)/.installed ## Kill a loaded service 200 times and account fo
 # A controller, 2 owners, 12 consumers: too many processes for the default suite, which has a smaller house.
 test-shards: $(VENV)/.installed ## End 300 steps in 15 processes with nothing left in any (under a minute).
 	$(BIN)/python -m pytest -s tests/steps $(ARGS)
+
+soak: $(VENV)/.installed ## Run 1,000 steps with experts, then 1,000 pauses: nothing grows (ARGS="--out DIR"; about 5 minutes).
+	$(BIN)/python -m tests.soak --steps 1000 --pauses 1000 $(ARGS)
+
+soak-smoke: $(VENV)/.installed ## The same, 100 of each (half a minute).
+	$(BIN)/python -m tests.soak --steps 100 --pauses 100 $(ARGS)
 
 # A real vLLM on a CPU, in an environment of its own: its torch and its transformers are not ours. pip has to find the CPU
 # build of torch; torchvision and the others come as CUDA builds, which break transformers beside it.

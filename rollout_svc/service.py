@@ -156,7 +156,7 @@ class RolloutService:
             storage=storage,
             store=store,
         )
-        self.recovered = await recall(parts, self.prepared, self._died, self._outside.wall)
+        self.recovered = await recall(parts, self.prepared, self._died, self._outside.wall, store)
         if self.state != "starting":  # stopped meanwhile
             await parts.abandon()
             return
