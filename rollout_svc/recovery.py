@@ -49,8 +49,13 @@ class Restore(NamedTuple):
     step: int | None = None
 
 
-async def open_store(config: Config, outside: Outside) -> Store:
+async def open_store(config: Config, outside: Outside, storage: Storage) -> Store:
     """Make what keeps heavy tensors: a caller's own, or what `experts.store` names.
+
+    Args:
+        config: the settings.
+        outside: of the service.
+        storage: open already; closed where this fails.
 
     Raises:
         ConfigError: at `experts.store`: it is not to be had here.
@@ -63,6 +68,7 @@ async def open_store(config: Config, outside: Outside) -> Store:
     try:
         return await asyncio.to_thread(make_store, name, config.experts.ray_address)
     except OSError as error:
+        await storage.close()
         raise ConfigError.at("experts.store", f"{name}: {error}") from error
 
 

@@ -25,7 +25,7 @@ from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import Account, Ledger
 from rollout_svc.sample_state import SampleState
 from rollout_svc.sample_status import ACCOUNT_OF, ARROWS, DROPPED, SETTLED_STATUSES, ResumeAt, SampleStatus
-from rollout_svc.segment import FinishReason, Segment, VersionSpan
+from rollout_svc.segment import FinishReason, Segment, VersionSpan, joined_spans
 
 __all__ = ["SETTLED_STATUSES", "ResumeAt", "Sample", "SampleStatus"]
 
@@ -158,24 +158,7 @@ class Sample:
         """Weight versions over `response_ids`, neighbours that differ in nothing joined; model tokens only."""
         if self.packed is not None:
             return self._spans
-        if len(self.segments) == 1 and len(self.segments[0].spans) == 1:
-            return self.segments[0].spans
-        joined: list[VersionSpan] = []
-        offset = 0
-        for segment in self.segments:
-            for span in segment.spans:
-                moved = span._replace(start=span.start + offset, end=span.end + offset)
-                last = joined[-1] if joined else None
-                if last is None or (last.version, last.confirmed, last.end) != (
-                    span.version,
-                    span.confirmed,
-                    moved.start,
-                ):
-                    joined.append(moved)
-                else:
-                    joined[-1] = last._replace(end=moved.end)
-            offset += len(segment.ids)
-        return tuple(joined)
+        return joined_spans(self.segments)
 
     @property
     def rows_missing(self) -> int:

@@ -140,8 +140,8 @@ class RolloutService:
         self._phase = "starting"
         try:
             await refuse_taken(self.config)
-            store = await open_store(self.config, self._outside)
             storage = await open_storage(self.config, self._outside, self._restore)
+            store = await open_store(self.config, self._outside, storage)
         except ConfigError:
             self._phase = "stopped"
             raise
