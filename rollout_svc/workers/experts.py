@@ -132,7 +132,7 @@ class ExpertsDesk:
         elif raw is not None:
             completion.experts = await self._unpacked(worker, sample, request, raw, sent, completion)
         elif not may_lack(completion, request):
-            withdraw(worker, KIND, "answered without the routed experts it was asked for", self._bus)
+            withdraw(worker, KIND, "returned no routed experts although they were asked for", self._bus)
             raise SampleFailure("experts_missing", f"{worker.worker_id} answered without its routed experts")
         return completion
 

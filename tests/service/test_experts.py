@@ -1,221 +1,250 @@
-"""Routed experts from the buffer to a trainer, and over the end of a service: owned once, read while they are lent."""
+"""Routed experts through a whole service: asked for, joined over cuts, owned until the ack; never of evaluations."""
 
 from __future__ import annotations
 
-import pickle
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rollout_svc import recovery
-from rollout_svc.buffer.journal import Journal
-from rollout_svc.buffer.recovered import FoundGroup, Position
-from rollout_svc.errors import NotFound, SpentHandle
-from rollout_svc.group import Group
-from rollout_svc.ledger import Ledger
-from rollout_svc.sample_state import SampleState
-from rollout_svc.tensors import Handles, MemoryStore, Stored, Tally
-from rollout_svc.tensors.shared import SharedStore
-from rollout_svc.trajectories.record import entry_of
-from tests.service.test_recovery import Disk
-from tests.support.groups import make_prompt, segment
-from tests.support.routed import LAYERS, TOP_K, own, ready_group, routing
-from tests.support.stage import Stage, stage
+from rollout_svc.events import CapabilityWithdrawn, SampleFailed
+from rollout_svc.observe.metrics import Metrics
+from rollout_svc.sample import Sample
+from tests.support.fake_sglang import FakeSGLang
+from tests.support.fake_sglang import Reply as Answer
+from tests.support.lifted import LiftingTransport
+from tests.support.loops import TOOL_IDS
+from tests.support.routing import TINY
+from tests.support.stage import PROMPT, Stage, lines, stage
+from tests.support.threads import HandThreads
+
+WANTED = {"enabled": True, "layers": TINY.layers, "top_k": TINY.top_k, "num_experts": 8, "moe_layers": [1, 2, 3]}
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    """A journal of this test's own."""
-    return Disk(tmp_path)
+@asynccontextmanager
+async def experts(*, stream: bool = False, **sections: Any) -> AsyncIterator[tuple[FakeSGLang, Stage]]:
+    """A service whose one engine can tell its routed experts."""
+    engine = FakeSGLang(weight_version="0", experts=TINY, handler_cancellation=True)
+    sections.setdefault("experts", WANTED)
+    async with engine:
+        worker = {"url": engine.url, "stream": stream}
+        async with stage(worker, transport=LiftingTransport, **sections) as made:
+            yield engine, made
 
 
-async def fill(made: Stage, *group_ids: str, routed: bool = True) -> list[Group]:
-    """Put groups into the buffer as if they had been generated with routed experts."""
-    groups = []
-    for number, group_id in enumerate(group_ids):
-        prompt = make_prompt(prompt_id=f"p{number}")
-        group = ready_group(made.parts.ledger, made.parts.handles, group_id, prompt=prompt, routed=routed)
-        made.parts.storage.admitted(group, Position(number + 1))
-        await made.parts.storage.save(group)
-        made.parts.buffer.put_ready(group)
-        groups.append(group)
-    return groups
+def asked(engine: FakeSGLang) -> list[int | None]:
+    """From which row each generation asked; None: it asked for none."""
+    bodies = [call.body for call in engine.requests]
+    return [body["routed_experts_start_len"] if body.get("return_routed_experts") else None for body in bodies]
 
 
-def held(made: Stage) -> int:
-    """Live handles of routed experts."""
-    return made.parts.handles.live.get("experts", Tally(0, 0)).handles
+def check(sample: Sample) -> None:
+    """Its routing is that of its tokens, whole."""
+    assert sample.experts is not None
+    assert np.array_equal(sample.experts.read(), TINY.rows(sample.prompt_ids + sample.response_ids))
 
 
-async def test_a_trainer_reads_them_until_its_ack() -> None:
-    """By sample, as arrays nobody can write to; after the ack the handle says so, and what was read stays."""  # P27
-    async with stage(ready=False) as made:
-        await fill(made, "a", "b")
-        batch = await made.service.lease_batch(0, 2, 5.0)
-        experts, again = batch.take_experts(), batch.take_experts()
-        assert list(experts) == ["a.0", "a.1", "b.0", "b.1"] == list(again)
-        assert experts["a.0"] is not again["a.0"]
-        read = experts["b.1"].read()
-        assert read.shape == (3 + 5 - 1, LAYERS, TOP_K)
-        assert experts["b.1"].nbytes == read.nbytes
-        assert np.array_equal(read, routing("b.1", 7))
-        with pytest.raises(ValueError, match="read-only"):
-            read[0] = 1
-        assert held(made) == 4
-        await made.service.ack(batch.batch_id)
-        assert held(made) == 0
-        for handle in (experts["b.1"], again["a.0"]):
-            with pytest.raises(SpentHandle, match=f"after the ack of batch {batch.batch_id}"):
-                handle.read()
-        assert np.array_equal(read, routing("b.1", 7))
+def one(made: Stage) -> Sample:
+    """The one sample there is."""
+    [group] = made.live_groups()
+    [sample] = group.samples
+    return sample
 
 
-async def test_a_lease_that_ends_takes_them_back() -> None:
-    """The group is ready again with its experts, for the next lease; the old handle says what ended it."""  # P27
-    async with stage(ready=False, buffer={"lease_s": 0.05}) as made:
-        await fill(made, "a")
-        first = await made.service.lease_batch(0, 1, 5.0)
-        experts = first.take_experts()
+async def test_a_sample_owns_its_routing_until_the_ack() -> None:
+    """In status, in the metrics and in the buffer's bytes while it is there; gone with the ack."""  # P27
+    async with experts(pushed=1) as (engine, made):
+        await engine.wait_running(1)
+        engine.release(tokens=[7, 8, 9])
+        batch = await made.take()
+        sample = one(made)
+        check(sample)
+        assert sample.experts is not None
+        size = 6 * 3 * 2
+        assert made.service.status()["tensors"] == {"experts": {"handles": 1, "bytes": size, "lost": 0}}
+        assert made.service.status()["buffer"]["bytes"] == len(sample.packed or b"") + size
+        body, _ = Metrics(made.service.bus, made.service.status).render()
+        for line in ('handles{kind="experts"} 1.0', f'bytes{{kind="experts"}} {size}.0', "handles_lost_total 0.0"):
+            assert f"rollout_tensor_{line}" in body.decode()
+        await made.service.ack(batch["batch_id"])
+        assert sample.rows_missing == 6
+        assert not made.service.status()["tensors"]
+
+
+async def test_a_continued_sample_has_one_history() -> None:
+    """Rows from the first token on, each asked for once, over a pause and other weights."""  # P27
+    async with experts(pushed=1) as (engine, made):
+        await engine.wait_running(1)
+        engine.advance(engine.calls("running")[0], 3)
+        await made.pause()
+        assert one(made).rows_missing == 0
+        await made.service.update_weights(1, {"kind": "disk", "path": "/weights/1"})
+        assert made.parts.handles.live["experts"].handles == 1
+        await made.resume()
+        await engine.wait_running(1)
+        engine.release(tokens=[9])
+        await made.take(step=1)
+        check(one(made))
+        assert asked(engine) == [0, 6]  # four tokens of the prompt and three made, less the last
+
+
+async def test_a_streamed_cut_heals() -> None:
+    """Tokens that came without their rows stay; the next call asks for those too."""  # P10
+    async with experts(stream=True, pushed=1) as (engine, made):
+        await engine.wait_running(1)
+        engine.advance(engine.calls("running")[0], 3)
+        engine.lose_aborts = True
+        await made.pause(1.0)
+        sample = one(made)
+        assert (len(sample.response_ids), sample.experts, sample.rows_missing) == (3, None, 6)
+        engine.lose_aborts = False
+        await made.resume()
+        await engine.wait_running(1)
+        engine.release(tokens=[9])
+        await made.take()
+        check(one(made))
+        assert asked(engine) == [0, 0]
+
+
+async def test_a_whole_stream_whose_rows_did_not_come_has_not_come() -> None:
+    """The last chunk was there, and a pause ended the call while its rows were read: it is generated again."""  # P27
+    threads = HandThreads()
+    async with experts(stream=True, pushed=1, threads=threads) as (engine, made):
+        await engine.wait_running(1)
+        engine.release(tokens=[7, 8, 9])
+        await threads.submitted.wait()
+        report = await made.pause(0.5)
+        assert report.workers["w0"].cancelled == 1
+        assert report.clean
+        threads.at_once = True
+        threads.work()
+        sample = one(made)
+        assert (str(sample.status), sample.response_ids, sample.failures) == ("ABORTED", [], 0)
+        await made.resume()
+        await engine.wait_running(1)
+        engine.release(tokens=[9])
+        await made.take()
+        check(one(made))
+
+
+async def test_the_rows_of_a_tool_come_with_the_next_turn() -> None:
+    """What an agent puts in between is routed when the engine reads it."""
+    tool = {"path": "tests.support.loops:ToolUser"}
+    async with experts(pushed=1, agent=tool) as (engine, made):
+        await engine.wait_running(1)
+        made.agent.go_on.set()
+        engine.release(tokens=[7, 8])
+        await engine.wait_running(1)
+        engine.release(tokens=[9])
+        await made.take()
+        check(one(made))
+        assert asked(engine) == [0, 5]
+        assert list(TOOL_IDS) == one(made).response_ids[2:-1]
+
+
+async def test_an_evaluation_between_changes_nothing() -> None:
+    """It asks for none, whatever anybody's settings say, and training asks after it as before."""  # P28
+    async with experts(pushed=1) as (engine, made):
+        await engine.wait_running(1)
+        engine.release(tokens=[7])
         await made.until(lambda: made.groups("ready") == 1)
-        with pytest.raises(SpentHandle, match=f"after the lease of batch {first.batch_id} ended"):
-            experts["a.0"].read()
-        made.parts.batches._lease_s = 60.0
-        second = await made.service.lease_batch(1, 1, 5.0)
-        assert second.batch_id != first.batch_id
-        assert np.array_equal(second.take_experts()["a.0"].read(), routing("a.0", 6))
-        with pytest.raises(SpentHandle, match="ended"):
-            experts["a.0"].read()
-        assert held(made) == 2
-        await made.service.ack(second.batch_id)
+        settings = made.service.prepared.runtimes["t"].sampling
+        before = settings.model_dump()
+        for laid_over in (None, {"return_routed_experts": True}, {"return_routed_experts": False}):
+            evaluation = made.start(made.evaluate(1, sampling=laid_over))
+            await engine.wait_running(1)
+            engine.release(tokens=[7])
+            await evaluation
+        await made.push(1, first=1)
+        await engine.wait_running(1)
+        engine.release(tokens=[7])
+        await made.until(lambda: made.groups("ready") == 2)
+        assert asked(engine) == [0, None, None, None, 0]
+        assert all("routed" not in key for call in engine.requests[1:4] for key in call.body)
+        assert made.service.prepared.runtimes["t"].sampling is settings
+        assert settings.model_dump() == before
 
 
-async def test_the_same_step_again_reads_the_same_loan() -> None:
-    """A second take of a step has handles of its own, which end with the same ack."""
-    async with stage(ready=False) as made:
-        await fill(made, "a")
-        one = (await made.service.lease_batch(0, 1, 5.0)).take_experts()
-        two = (await made.service.lease_batch(0, 1, 5.0)).take_experts()
-        assert one["a.0"].read() is not None
-        await made.service.ack(made.parts.buffer.leases[0].batch_id)
-        for handles in (one, two):
-            with pytest.raises(SpentHandle, match="the ack of batch"):
-                handles["a.0"].read()
+async def test_a_task_that_wants_none_has_none() -> None:
+    """The global setting alone asks nobody."""
+    async with experts(pushed=1, sampling={"max_tokens": 16, "return_routed_experts": False}) as (engine, made):
+        await engine.wait_running(1)
+        engine.release(tokens=[7])
+        await made.take()
+        assert one(made).experts is None
+        assert asked(engine) == [None]
 
 
-async def test_samples_without_have_no_handle() -> None:
-    """Where none were asked for there is nothing to take; records say nothing of them either way."""
-    async with stage(ready=False) as made:
-        await fill(made, "a", routed=False)
-        await fill(made, "b")
-        batch = await made.service.lease_batch(0, 2, 5.0)
-        assert list(batch.take_experts()) == ["b.0", "b.1"]
-        without, routed = (group["samples"][0] for group in batch.as_json()["groups"])
-        assert without.keys() == routed.keys()
-        assert "experts" not in str(batch.head())
-        assert made.parts.batches.experts_of("b.0").read().shape == (6, LAYERS, TOP_K)
-        for sample_id, kind in (("a.0", "no_experts"), ("b.9", "not_found"), ("nobody", "not_found")):
-            with pytest.raises(NotFound) as refused:
-                made.parts.batches.experts_of(sample_id)
-            assert refused.value.type == kind
-        await made.service.ack(batch.batch_id)
-        with pytest.raises(NotFound, match="no batch that is lent"):
-            made.parts.batches.experts_of("b.0")
+async def test_whoever_forgets_them_gets_no_more_and_the_sample_is_counted() -> None:
+    """Asked for and absent: the sample failed, the worker is out, said once."""  # P4
+    async with experts(pushed=2, producer={"max_attempts": 3}) as (engine, made):
+        await engine.wait_running(2)
+        engine.lose_experts = True
+        engine.release(tokens=[7])
+        engine.release(tokens=[7])
+        await made.until(lambda: len(made.of(SampleFailed)) == 2)
+        assert {event.reason for event in made.of(SampleFailed)} == {"experts_missing"}
+        assert len(made.of(CapabilityWithdrawn)) == 1
+        assert "experts" not in made.worker().capabilities
+        assert not made.parts.handles.live
 
 
-async def test_a_read_handle_owns_nothing() -> None:
-    """It cannot end what it reads: no way to release or take, and a forgotten one frees nothing."""  # P27
-    async with stage(ready=False) as made:
-        await fill(made, "a")
-        batch = await made.service.lease_batch(0, 1, 5.0)
-        assert not {"release", "take"} & set(dir(batch.take_experts()["a.0"]))
-        del batch
-        assert held(made) == 2
-        assert not made.parts.handles.lost
-        with pytest.raises(TypeError, match="cannot be pickled"):
-            pickle.dumps(made.parts.batches.experts_of("a.0"))
-        await made.service.ack(made.parts.buffer.leases[0].batch_id)
+async def test_what_does_not_fit_fails_for_good() -> None:
+    """A history that cannot be read is a failure like any other, and leaves nothing alive."""  # P27 P28
+    odd = WANTED | {"num_experts": 2, "top_k": 2}
+    async with experts(pushed=1, experts=odd, producer={"max_attempts": 2}) as (engine, made):
+        for _ in range(2):
+            await engine.wait_running(1)
+            engine.release(tokens=[7])
+            await made.until(lambda: not engine.busy)
+        await made.until(lambda: made.groups("failed") == 1)
+        assert {event.reason for event in made.of(SampleFailed)} == {"experts_invalid"}
+        assert not made.parts.handles.live
 
 
-async def test_a_restart_has_them_again(disk: Disk) -> None:
-    """Ready, leased and unfinished groups have their experts in the next life, each owned once."""  # P27 P31
-    async with stage(ready=False, buffer=disk()) as made:
-        groups = await fill(made, "a", "b")
-        batch = await made.service.lease_batch(0, 1, 5.0)
-        half = Group(group_id="c", prompt=make_prompt(prompt_id="p9"), size=1, lane="train", ledger=made.parts.ledger)
-        made.parts.storage.admitted(half, Position(3))
-        half.start()
-        attempt = half.samples[0].hand_out()
-        half.samples[0].extend(attempt, segment([1, 2, 3]), own(made.parts.handles, routing("c.0", 4)))
-        half.hand_back()
-        made.parts.storage.handed_back(half)
-        made.parts.buffer.put_back(half)
-        groups.append(half)
-        await disk.dies(made)
-        for group in groups:
-            for sample in group.samples:
-                assert sample.experts is not None
-                sample.experts.release("this life")
-    async with stage(ready=False, buffer=disk()) as made:
-        assert held(made) == 5
-        found = {sample.sample_id: sample for group in made.live_groups() for sample in group.samples}
-        for sample_id, rows in {"a.0": 6, "a.1": 7, "b.0": 6, "b.1": 7, "c.0": 4}.items():
-            owned = found[sample_id].experts
-            assert owned is not None
-            read = owned.read()
-            assert not read.flags.writeable
-            assert np.array_equal(read, routing(sample_id, rows))
-        again = await made.service.lease_batch(0, 1, 5.0)
-        assert again.batch_id == batch.batch_id
-        assert np.array_equal(again.take_experts()["a.0"].read(), routing("a.0", 6))
-        await made.service.ack(again.batch_id)
-        assert held(made) == 3
-        journal = made.parts.storage
-        assert isinstance(journal, Journal)
-        await journal.flush()
-        left = await journal.writer.run(
-            lambda connection: connection.execute("SELECT DISTINCT group_id FROM experts ORDER BY 1").fetchall()
-        )
-        assert left == [("b",), ("c",)]
+@pytest.mark.parametrize("late", [False, True])
+async def test_rows_that_are_read_over_a_pause(late: bool) -> None:
+    """Read in time the answer counts, as late as it is; else its call is one that was not answered."""  # P3 P27
+    threads = HandThreads()
+    async with experts(pushed=1, threads=threads) as (engine, made):
+        await engine.wait_running(1)
+        engine.release(tokens=[7, 8])
+        await threads.submitted.wait()
+        pause = made.start(made.pause(1.0))
+        await made.until(lambda: made.service.state == "pausing")
+        if not late:
+            threads.work()
+        report = await pause
+        tally = report.workers["w0"]
+        assert (tally.answered, tally.cancelled, report.clean) == ((0, 1, True) if late else (1, 0, True))
+        threads.at_once = True
+        threads.work()
+        sample = one(made)
+        assert (str(sample.status), sample.resume_at) == ("ABORTED", "generate" if late else "judge")
+        assert bool(sample.response_ids) is not late
+        await made.until(lambda: (not late) == bool(made.parts.handles.live))
+        await made.resume()
+        if late:
+            await engine.wait_running(1)
+            engine.release(tokens=[7, 8])
+        await made.take()
+        check(one(made))
 
 
-class Full:
-    """A store without room."""
-
-    name = "full"
-
-    def put(self, tensor: Any) -> Stored:
-        """Refuse it."""
-        raise OSError("no room")
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def segments(folder: Path) -> int:
-    """Files in a folder."""
-    return len(list(folder.iterdir()))
-
-
-async def test_recovered_experts_lie_where_this_life_keeps_them(tmp_path: Path) -> None:
-    """In shared memory where that is the store, in memory where it has no room: none is lost at a start."""  # P31
-    states = (SampleState(), SampleState(status="ABORTED", experts=routing("g.1", 4)))
-    found = FoundGroup("g", make_prompt(), "aborted", 0, 0, states)
-    async with stage(ready=False) as made:
-        for store, files in ((SharedStore(tmp_path), 1), (Full(), 0), (MemoryStore(), 0)):
-            [(index, handle)] = (await recovery._experts(found, made.parts, store)).items()
-            assert index == 1
-            assert segments(tmp_path) == files
-            assert np.array_equal(handle.read(), routing("g.1", 4))
-            handle.release("the test")
-            assert segments(tmp_path) == 0
-
-
-def test_nothing_that_is_stored_of_a_sample_tells_its_experts() -> None:
-    """A trajectory is the same with experts as without."""  # P28
-    ledger, handles = Ledger(), Handles()
-    groups = [ready_group(ledger, handles, "g", routed=routed) for routed in (True, False)]
-    assert handles.live["experts"].handles == 2
-    routed, plain = (entry_of(group, now=1.0, wall=1000.0) for group in groups)
-    assert routed == plain
+async def test_a_stop_releases_what_is_left() -> None:
+    """Ready, leased, unfinished: `stage` looks whether anything is alive."""  # P27
+    async with experts(trainer={"train_batch_size": 4}) as (engine, made):
+        engine.answer = lambda _: Answer([7, 8], "stop")
+        await made.push(3)
+        await made.take()
+        await made.until(lambda: made.groups("ready") == 2)
+        engine.answer = None
+        await made.push(lines(1, first=9))
+        await engine.wait_running(1)
+        engine.advance(engine.calls("running")[0], 2)
+        await made.pause()
+        assert made.groups("aborted") == 1
+        assert made.parts.handles.live["experts"].handles == 4
+        assert len(PROMPT) == 3

@@ -53,7 +53,7 @@ class ToolUser:
         sample.extend(attempt, Segment(list(_TOOL_IDS), [0.0, 0.0], (), by_model=False, turn=sample.turn))
         sampling = None
         if world.life.config.experts.enabled and world.rng.random() < _DECLINES:
-            world.declined[sample.sample_id] = attempt
+            world.declined[sample.sample_id] = world.life.number, attempt
             sampling = ctx.sampling.model_copy(update={"return_routed_experts": False})
         await ctx.generate([*sample.prompt_ids, *first.ids, *_TOOL_IDS], sampling)
         if world.rng.random() < _THINKS:

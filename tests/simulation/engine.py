@@ -101,7 +101,6 @@ class SimEngine:
         self.refusing = False
         self.routed = routed  # it can tell its routed experts
         self.lied = False  # it did not, although it was asked: it is not believed until it is another process
-        self.missed = world.future()  # somebody found it gone
         self.boots = 0
         self.running: dict[str, Request] = {}
         self.waiting: dict[str, Request] = {}
@@ -329,16 +328,11 @@ class SimEngine:
         self.paused, self.loading, self.frozen = None, 0, False
         self._wake_all()
 
-    def found_gone(self) -> None:
-        """Whoever keeps an eye on it knows that it is gone."""
-        if not self.missed.done():
-            self.missed.set_result(None)
-
     async def restart(self) -> None:
         """Go away until that is noticed, and come back as another process."""
         self.crash()
-        self.missed = self.world.future()
-        await self.missed
+        while self.world.life.mistrusts(self.url):
+            await asyncio.sleep(0.25)
         self.come_back(self.weights)
 
     def come_back(self, weights: int) -> None:

@@ -130,6 +130,11 @@ class Life:
         [wants] = [t.sampling.return_routed_experts for t in self.config.tasks if t.name == run.group.prompt.task]
         return wants
 
+    def mistrusts(self, url: str) -> bool:
+        """Whether the engine at an address is not believed in what it says it can do."""
+        workers = self.parts.pool.workers.values() if self.up and self.service._parts is not None else ()
+        return any(worker.withdrawn for worker in workers if worker.endpoint.url == url)
+
     def lane(self, sample_id: str) -> Lane:
         """The lane of a sample; `train` for one that is over."""
         run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])

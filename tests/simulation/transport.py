@@ -145,7 +145,6 @@ class SimTransport:
             while engine.frozen and engine.up:
                 await asyncio.shield(engine.thawed)
             if not engine.up:
-                engine.found_gone()
                 self._refuse(engine)
             if fault in ("abort_lost", "freeze_lost"):
                 await world.at_most(60.0)

@@ -168,7 +168,7 @@ class Witness:
         """Its loop may have said in this attempt that it wants none, or its task all along."""
         if self._life.sample(sample.sample_id) is not sample:
             return
-        declined = self._world.declined.get(sample.sample_id) == sample.attempt
+        declined = self._world.declined.get(sample.sample_id) == (self._life.number, sample.attempt)
         if not self._life.wants_experts(sample.sample_id) or declined:
             shadow.rows, shadow.routed = [], False
 

@@ -56,7 +56,7 @@ class World:
         self.asked: dict[str, str | None] = {}  # what a filter said last of a group: a reason, `kept`, or nothing yet
         self.journal: set[str] = set()  # groups that were saved
         self.routed = 0  # requests that asked for routed experts
-        self.declined: dict[str, int] = {}  # samples whose loop asked for none in a turn, and in which attempt
+        self.declined: dict[str, tuple[int, int]] = {}  # whose loop asked for none in a turn: life and attempt
         self.disk = memory_database()
         self.durable = Durable(self)
         self.lives: list[Life] = []
