@@ -200,6 +200,30 @@ async def test_one_that_is_given_up(encoding: Any) -> None:
         assert transport._threads._work_queue.empty()
 
 
+async def test_what_waits_for_a_thread_is_given_up_with_its_call() -> None:
+    """A batch that was handed over and not begun is never begun."""  # P14
+
+    async def script(send: Send) -> None:
+        await send(b'{"routed_experts":"' + b"AAAA" * MIB)
+        await asyncio.Event().wait()
+
+    async with sending(script) as (transport, endpoint, gone):
+        threads, lock = transport._threads, threading.Event()
+        blocked = [threads.submit(lock.wait, PATIENCE_S) for _ in range(threads._max_workers)]
+        task = asyncio.create_task(transport.data(endpoint, a_call()))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not all(job.running() for job in blocked) or threads._work_queue.empty():  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait({task})
+                await gone.wait()
+            assert task.cancelled()
+            assert threads._work_queue.get_nowait().future.cancelled()
+        finally:
+            lock.set()
+
+
 async def test_one_that_is_too_large() -> None:
     """Refused while it streams, and the engine sees its connection close: an answer may be without end."""  # P34
     sent = 0

@@ -100,8 +100,8 @@ class Lifting:
     def close(self) -> None:
         """Want no more of what is being decoded; idempotent. What a thread is at ends with its batch."""
         job, self._job = self._job, None
-        if job is not None and not job.cancel() and not job.cancelled():
-            job.exception()  # nobody asks for it any more
+        if job is not None:
+            job.cancel()  # of one that has failed already, this says that nobody will ask
 
     def _take(self, part: Part) -> bool:
         """Take what is not the rest; always False."""
