@@ -130,6 +130,23 @@ def test_who_has_more_time_fetches_anew() -> None:
     fetcher.close()
 
 
+def test_who_has_less_time_gives_up_sooner() -> None:
+    """Every wait is bounded by its own deadline, also the one for what somebody else fetches."""
+    fake, buffer = Fake(), Joining()
+    fake.may_go.clear()
+    fetcher = Fetcher(buffer, transports={"fake": fake})
+    with ThreadPoolExecutor(2) as threads:
+        patient = threads.submit(fetcher.fetch, [_shard("a")], 20)
+        assert fake.asking.acquire(timeout=10)
+        hasty = threads.submit(fetcher.fetch, [_shard("a")], 0.1)
+        try:
+            assert hasty.result(10)["a"].reason == "timeout"
+        finally:
+            fake.may_go.set()
+        assert patient.result(10)["a"].tolist() == [7] * 4
+    fetcher.close()
+
+
 def test_a_broken_fetch_ends_all_its_flights() -> None:
     """Whatever happens to who fetches, whoever waits is told, and the next one fetches anew."""
     fake = Fake()
