@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -172,6 +173,19 @@ def test_what_does_not_add_up_is_asked_of_nobody() -> None:
     found = fetcher.fetch([(Shard("a", "fake:1", 5), META), _shard("b")])
     assert (found["a"].reason, found["a"].ids, found["b"].tolist()) == ("invalid", ("a",), [7] * 4)
     assert fake.asked == [("fake:1", ["b"])]
+    fetcher.close()
+
+
+def test_a_tensor_of_torch_wants_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none its shards fail, with the reason, and nobody is left waiting; others are fetched."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    fake = Fake()
+    fetcher = Fetcher(transports={"fake": fake})
+    found = fetcher.fetch([(Shard("a", "fake:1", 4), META._replace(library="torch")), _shard("b")])
+    assert found["a"].reason == "invalid"
+    assert "torch" in str(found["a"])
+    assert found["b"].tolist() == [7] * 4
+    assert fetcher.buffer.stats().flights == 0
     fetcher.close()
 
 
