@@ -4,8 +4,8 @@ Invariants:
 
 - Every call ends by its deadline.
 - A shard that could not be fetched has its own failure; the others of the same request are fetched.
-- A request is sent again, once, when a connection that had been idle broke before the answer began: all calls are
-  idempotent.
+- A request is sent again when a connection that had been idle broke before the answer began; the last time over one
+  that is new. All calls are idempotent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from http.client import HTTPException, HTTPResponse
 from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import orjson
 
 from rollout_svc.errors import ShardFailure
@@ -25,7 +26,7 @@ from rollout_svc.tensors.shards.framing import LENGTH_BYTES, Record, head_length
 from rollout_svc.tensors.shards.leaves import Blank
 from rollout_svc.tensors.shards.names import Shard
 
-__all__ = ["Client", "Transport", "Wanted"]
+__all__ = ["Client", "Transport", "Wanted", "copied"]
 
 IDLE_S: Final = 10.0
 """Seconds after which a connection is not used again: less than a server keeps one."""
@@ -41,6 +42,15 @@ class Wanted(NamedTuple):
 
     shard: Shard
     blank: Blank
+
+
+def copied(shard: Shard, blank: Blank, data: np.ndarray[Any, np.dtype[np.uint8]]) -> ShardFailure | None:
+    """Fill a blank from memory of as many bytes; return what went wrong, or None."""
+    try:
+        blank.memory[:] = data.data
+    except ShardFailure as failure:
+        return ShardFailure(failure.reason, f"shard {shard.id}: {failure.message}", (shard.id,))
+    return None
 
 
 class Transport(Protocol):
@@ -212,7 +222,12 @@ def _land(response: HTTPResponse, address: str, wanted: Wanted, record: Record) 
         skip(response, record.nbytes)
         seen = f"{record.nbytes} bytes, {record.meta}, where {blank.nbytes} bytes, {blank.meta} were expected"
         return ShardFailure("invalid", f"shard {shard.id} at {address} has {seen}", (shard.id,))
-    read_whole(response, blank.memory)
+    try:
+        memory = blank.memory
+    except ShardFailure as failure:
+        skip(response, record.nbytes)
+        return ShardFailure(failure.reason, f"shard {shard.id}: {failure.message}", (shard.id,))
+    read_whole(response, memory)
     return None
 
 

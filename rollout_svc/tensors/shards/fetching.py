@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rollout_svc.errors import ShardFailure
 from rollout_svc.tensors.shards.buffer import FetchBuffer, Flight
-from rollout_svc.tensors.shards.client import Client, Transport, Wanted
+from rollout_svc.tensors.shards.client import Client, Transport, Wanted, copied
 from rollout_svc.tensors.shards.leaves import Blank, lend
 from rollout_svc.tensors.shards.names import Meta, Shard
 from rollout_svc.tensors.shards.owner import ShardOwner
@@ -127,15 +127,17 @@ class Fetcher:
             for batch in _batches(job):
                 failures = fetch(address, [wanted for wanted, _ in batch], deadline)
                 for (wanted, flight), failure in zip(batch, failures, strict=True):
-                    del open_flights[flight.id]
                     if failure is None:
                         self.buffer.land(flight, wanted.blank.filled(), wanted.blank.nbytes)
                     else:
                         self.buffer.fail(flight, failure)
+                    del open_flights[flight.id]
         except ShardFailure as failure:
             self._fail(list(open_flights.values()), failure)
-        finally:
-            self._fail(list(open_flights.values()), ShardFailure("unreachable", f"{address}: the fetch was broken off"))
+        except BaseException as error:
+            broken = ShardFailure("unreachable", f"{address}: the fetch was broken off by {error!r}")
+            self._fail(list(open_flights.values()), broken)
+            raise
 
     def _fail(self, flights: Sequence[Flight], failure: ShardFailure) -> None:
         for flight in flights:
@@ -163,8 +165,7 @@ class Fetcher:
             elif found.meta != blank.meta:
                 failures.append(ShardFailure("invalid", f"shard {shard.id} here is {found.meta}", (shard.id,)))
             else:
-                blank.memory[:] = found.data.data
-                failures.append(None)
+                failures.append(copied(shard, blank, found.data))
         return failures
 
     def close(self) -> None:
@@ -179,11 +180,15 @@ class Fetcher:
 
 def _outcome(flight: Flight, shard: Shard, deadline: float) -> Outcome:
     try:
-        return lend(flight.done.result(max(deadline - time.monotonic(), 0.0)))
-    except ShardFailure as failure:
-        return failure
+        # asked for, not raised: raised here it would hold this frame, and so its flight, and so itself
+        failure = flight.done.exception(max(deadline - time.monotonic(), 0.0))
     except TimeoutError:
         return ShardFailure("timeout", f"shard {shard.id} at {shard.owner} did not arrive in time", (shard.id,))
+    if failure is None:
+        return lend(flight.done.result())
+    message = failure.message if isinstance(failure, ShardFailure) else repr(failure)
+    reason = failure.reason if isinstance(failure, ShardFailure) else "unreachable"
+    return ShardFailure(reason, message, (shard.id,))  # of this caller's own: it may be raised in several threads
 
 
 def _batches(job: Sequence[tuple[Wanted, Flight]]) -> Iterator[list[tuple[Wanted, Flight]]]:

@@ -124,18 +124,27 @@ class Blank:
 
     @property
     def memory(self) -> memoryview:
-        """The memory, to be written to: `nbytes` bytes."""
-        if self._memory is None:
-            if self.meta.library == "numpy":
-                self._flat = np.empty(self.nbytes, dtype=np.uint8)
-                self._memory = memoryview(self._flat)
-            else:
-                import torch  # noqa: PLC0415 - as above
+        """The memory, to be written to: `nbytes` bytes.
 
-                # torch's own memory: of a buffer lent to it, it could lend no copy-on-write tensors
-                self._flat = torch.empty(self.nbytes, dtype=torch.uint8)
-                self._memory = memoryview(self._flat.numpy())
+        Raises:
+            ShardFailure: `too_big`: there is not as much.
+        """
+        if self._memory is None:
+            try:
+                self._flat, self._memory = self._taken()
+            except (MemoryError, RuntimeError) as error:
+                raise ShardFailure("too_big", f"no memory for {self.nbytes} bytes: {error}") from error
         return self._memory
+
+    def _taken(self) -> tuple[Any, memoryview]:
+        if self.meta.library == "numpy":
+            array = np.empty(self.nbytes, dtype=np.uint8)
+            return array, array.data
+        import torch  # noqa: PLC0415 - as above
+
+        # torch's own memory: of a buffer lent to it, it could lend no copy-on-write tensors
+        tensor = torch.empty(self.nbytes, dtype=torch.uint8)
+        return tensor, tensor.numpy().data
 
     def filled(self) -> Any:
         """The tensor, once its memory holds what it should; the blank is of no use afterwards."""

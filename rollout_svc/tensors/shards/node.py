@@ -40,6 +40,7 @@ class Node:
         port: to bind; 0: any that is free.
         token: bearer token of every call.
         advertise: address under which others reach it; None: what was bound.
+        plane: with caps of its own; instead of `owner` and `buffer`.
 
     Raises:
         ValueError: it would be open beyond loopback, or nobody could say under which address it is reached.
@@ -55,13 +56,14 @@ class Node:
         port: int = 0,
         token: str | None = None,
         advertise: str | None = None,
+        plane: Plane | None = None,
     ) -> None:
         if not token and not is_loopback(host):
             raise ValueError(f"binding {host!r}, beyond loopback, needs a token")
         if advertise is None and host in {"", "0.0.0.0", "::"}:  # noqa: S104 - it is refused here
             raise ValueError(f"what binds {host!r} has to be told the address under which it is reached: advertise")
-        self.owner = owner
-        self.plane = Plane(owner, buffer)
+        self.plane = plane or Plane(owner, buffer)
+        self.owner = self.plane.owner
         self._bind = host, port
         self._token = token
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,8 +74,8 @@ class Node:
         bound = started.result(START_S)
         shown = f"[{host}]" if ":" in host else host
         self.address = (advertise or f"http://{shown}:{bound}").rstrip("/")
-        if owner is not None:
-            owner.address = self.address
+        if self.owner is not None:
+            self.owner.address = self.address
 
     def __repr__(self) -> str:
         return f"<Node {self.address} {self.owner!r}>"

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rollout_svc.errors import ShardFailure
+from rollout_svc.errors import ShardFailure, SpentHandle
 from rollout_svc.tensors.handle import Handle, Handles
 from rollout_svc.tensors.shards.buffer import NAMED
 from rollout_svc.tensors.shards.leaves import describe, payload
@@ -123,10 +123,13 @@ class ShardOwner:
         Raises:
             ShardFailure: `full`: it does not fit; `invalid`: it is no tensor that has plain bytes.
         """
+        return self.put_bytes(describe(tensor), payload(tensor))
+
+    def put_bytes(self, meta: Meta, data: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[Shard, Meta]:
+        """Keep the bytes of a tensor; as `put`."""
         if not self.address:
             raise RuntimeError("an owner without an address gives out shards that nobody could fetch")
         self.expire()
-        meta, data = describe(tensor), payload(tensor)
         nbytes = data.nbytes
         with self._lock:
             if self._bytes + nbytes > self.max_bytes:
@@ -136,9 +139,11 @@ class ShardOwner:
         shard_id = f"{self._prefix}-{next(self._numbers):x}"
         try:
             handle = self.handles.hold(self._store.put(data), kind="shard", holder=shard_id)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._bytes -= nbytes
+            if isinstance(error, Exception):  # of a store it means that there is no room
+                raise ShardFailure("full", f"{nbytes} bytes do not fit at {self.address}: {error!r}") from error
             raise
         with self._lock:
             self._held[shard_id] = _Held(handle, meta, self._clock() + self.lease_s)
@@ -146,14 +151,17 @@ class ShardOwner:
         return Shard(shard_id, self.address, nbytes), meta
 
     def find(self, shard_id: str) -> Found | None:
-        """Return a shard, or None where it is not; renews its lease."""
+        """Return a shard, or None where it is not; renews its lease. May block, on the store."""
         self.expire()
         with self._lock:
             held = self._held.get(shard_id)
             if held is None:
                 return None
             self._renew(shard_id, held)
+        try:
             return Found(held.meta, held.handle.read())
+        except SpentHandle:  # dropped since
+            return None
 
     def renew(self, ids: Iterable[str]) -> int:
         """Begin the leases of these shards anew; return how many of them are there."""

@@ -14,7 +14,8 @@ Invariants:
 - No pickle, in either direction.
 - With a token every call wants it, and the comparison takes the same time for any token.
 - A request is as long as `max_request_bytes` at the most, and an answer carries `max_response_bytes` of tensors; a
-  reader that takes nothing for `STALL_S` is cut off.
+  reader that takes nothing for `stall_s` is cut off.
+- Leases end when they end, also where nobody asks for anything.
 - Long lists of ids are handled off the event loop.
 """
 
@@ -24,12 +25,13 @@ import asyncio
 import hmac
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
+from rollout_svc.tasks import TaskOwner
 from rollout_svc.tensors.shards.buffer import FetchBuffer
 from rollout_svc.tensors.shards.framing import Framed, frame
 from rollout_svc.tensors.shards.owner import ShardOwner
@@ -42,7 +44,9 @@ MAX_RESPONSE_BYTES: Final = 2**30
 STALL_S: Final = 60.0
 PIECE_BYTES: Final = 512 * 2**10
 """What is given to the socket in one turn of the event loop: some 0.1 ms."""
-SEND_BUFFER_BYTES: Final = 4 * 2**20
+SWEEP_S: Final = 30.0
+"""How often leases are looked at, at the least, in seconds."""
+SWEEP_END_S: Final = 1.0
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,6 +59,7 @@ class Plane:
         buffer: the fetch buffer of this process; None where there is none.
         max_request_bytes: of a body.
         max_response_bytes: of the tensors in one answer.
+        stall_s: how long a reader of an answer may take nothing of it, in seconds.
 
     Attributes:
         incarnation: drawn at random: what comes back at the same address has another one, and nothing in its buffer.
@@ -67,11 +72,13 @@ class Plane:
         *,
         max_request_bytes: int = MAX_REQUEST_BYTES,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
+        stall_s: float = STALL_S,
     ) -> None:
         self.owner = owner
         self.buffer = buffer
         self.max_request_bytes = max_request_bytes
         self.max_response_bytes = max_response_bytes
+        self.stall_s = stall_s
         self.incarnation = secrets.token_hex(8)
 
     def drop(self, ids: list[str]) -> dict[str, int]:
@@ -110,6 +117,7 @@ def build_plane(plane: Plane, token: str | None = None) -> web.Application:
     """
     calls = _Calls(plane)
     app = web.Application(middlewares=[_guard(token)] if token else [], client_max_size=plane.max_request_bytes)
+    app.cleanup_ctx.append(calls.sweeping)
     app.add_routes(
         [
             web.post("/fetch", calls.fetch),
@@ -142,6 +150,14 @@ class _Calls:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
 
+    async def sweeping(self, _: web.Application) -> AsyncIterator[None]:
+        """Look at the leases for as long as the application runs."""
+        tasks = TaskOwner()
+        if self._plane.owner is not None:
+            tasks.spawn("shards:sweep", _sweep(self._plane.owner))
+        yield
+        await tasks.close(asyncio.get_running_loop().time() + SWEEP_END_S)
+
     async def fetch(self, request: web.Request) -> web.StreamResponse:
         ids = await _ids(request)
         if isinstance(ids, web.Response):
@@ -149,7 +165,7 @@ class _Calls:
         if self._plane.owner is None:
             return _failure(404, "not_found", "there is no owner of shards in this process")
         framed = await asyncio.to_thread(frame, self._plane.owner, ids, self._plane.max_response_bytes)
-        return await _send(request, framed)
+        return await _send(request, framed, self._plane.stall_s)
 
     def on_ids(self, act: Callable[[list[str]], dict[str, int]]) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -163,6 +179,12 @@ class _Calls:
 
     async def stats(self, _: web.Request) -> web.StreamResponse:
         return _json(await asyncio.to_thread(self._plane.stats))
+
+
+async def _sweep(owner: ShardOwner) -> None:
+    while True:
+        await asyncio.sleep(min(SWEEP_S, owner.lease_s / 4))
+        await asyncio.to_thread(owner.expire)
 
 
 async def _ids(request: web.Request) -> list[str] | web.Response:
@@ -179,16 +201,23 @@ async def _ids(request: web.Request) -> list[str] | web.Response:
     return ids
 
 
-async def _send(request: web.Request, framed: Framed) -> web.StreamResponse:
+async def _send(request: web.Request, framed: Framed, stall_s: float) -> web.StreamResponse:
     """Stream an answer, a piece at a time, from where the tensors lie."""
     response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
     response.content_length = framed.nbytes
     await response.prepare(request)
-    for whole in (memoryview(framed.head), *framed.data):
-        for start in range(0, whole.nbytes, PIECE_BYTES):
-            async with asyncio.timeout(STALL_S):
-                await response.write(whole[start : start + PIECE_BYTES])
-    await response.write_eof()
+    try:
+        for whole in (memoryview(framed.head), *framed.data):
+            for start in range(0, whole.nbytes, PIECE_BYTES):
+                async with asyncio.timeout(stall_s):
+                    await response.write(whole[start : start + PIECE_BYTES])
+        async with asyncio.timeout(stall_s):
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass  # the reader has gone: whatever it got is of no use to anybody
     return response
 
 

@@ -15,15 +15,18 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from rollout_svc.errors import ShardFailure
-from rollout_svc.tensors.shards.client import TIMEOUT_S, Wanted
+from rollout_svc.tensors.shards.client import TIMEOUT_S, Wanted, copied
+from rollout_svc.tensors.shards.leaves import describe, payload
 from rollout_svc.tensors.shards.names import Meta, Shard
 from rollout_svc.tensors.shards.owner import LEASE_S, MAX_BYTES, ShardOwner
 from rollout_svc.tensors.shards.plane import MAX_RESPONSE_BYTES, Plane
 from rollout_svc.tensors.shards.process import fetcher
-from rollout_svc.tensors.store import Store
+from rollout_svc.tensors.store import StoreName, make_store
 
-__all__ = ["RayOwner", "RayTransport", "address_of", "start_owner"]
+__all__ = ["RayKeeper", "RayOwner", "RayTransport", "address_of", "start_owner"]
 
 SCHEME: Final = "ray:"
 AT_ONCE: Final = 4
@@ -41,7 +44,7 @@ class RayOwner:
     Args:
         name: of the actor.
         namespace: of the actor.
-        store: where the bytes lie; None: in the actor.
+        store: where the bytes lie: in the actor, in its node's shared memory, in Ray's object store.
         max_bytes: of its shards.
         lease_s: see `ShardOwner`.
     """
@@ -51,18 +54,19 @@ class RayOwner:
         name: str,
         namespace: str,
         *,
-        store: Store | None = None,
+        store: StoreName = "memory",
         max_bytes: int = MAX_BYTES,
         lease_s: float = LEASE_S,
     ) -> None:
-        self.shards = ShardOwner(address_of(name, namespace), store=store, max_bytes=max_bytes, lease_s=lease_s)
+        address = address_of(name, namespace)
+        self.shards = ShardOwner(address, store=make_store(store), max_bytes=max_bytes, lease_s=lease_s)
         consumer = fetcher()
         consumer.local = self.shards
         self._plane = Plane(self.shards, consumer.buffer)
 
-    def put(self, tensor: Any) -> tuple[Shard, Meta]:
-        """Keep a tensor; for the actor itself, and for those that hand theirs over. Errors as `ShardOwner.put`."""
-        return self.shards.put(tensor)
+    def keep(self, meta: Meta, data: Any) -> tuple[Shard, Meta]:
+        """Keep the bytes of a tensor of somebody else (`RayKeeper`). Errors as `ShardOwner.put`."""
+        return self.shards.put_bytes(meta, np.array(data))  # what came lies in Ray's store, and is not to stay there
 
     def fetch(self, ids: list[str]) -> list[tuple[Meta, Any] | str]:
         """Return shards, as bytes; for one that is not there, or not to be had in one answer, its status."""
@@ -116,7 +120,7 @@ class RayTransport:
         while rest:  # each answer brings some, until the deadline
             asked, rest = rest, []
             try:
-                answers = self._ask(address, "fetch", ([wanted[index].shard.id for index in asked],), deadline)
+                answers = self.ask(address, "fetch", ([wanted[index].shard.id for index in asked],), deadline)
             except ShardFailure as failure:
                 for index in asked:
                     failures[index] = ShardFailure(failure.reason, failure.message, (wanted[index].shard.id,))
@@ -131,19 +135,26 @@ class RayTransport:
     def post(self, address: str, call: str, ids: Sequence[str] | None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Tell an owner what to do with shards; as `Client.post`."""
         given = (call,) if ids is None else (call, list(ids))
-        answer: dict[str, Any] = self._ask(address, "call", given, time.monotonic() + timeout_s)
+        answer: dict[str, Any] = self.ask(address, "call", given, time.monotonic() + timeout_s)
         return answer
 
     def stats(self, address: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Ask an owner for its figures."""
         return self.post(address, "stats", None, timeout_s)
 
-    def _ask(self, address: str, method: str, given: tuple[Any, ...], deadline: float) -> Any:
+    def ask(self, address: str, method: str, given: tuple[Any, ...], deadline: float) -> Any:
+        """Call a method of an owner.
+
+        Raises:
+            ShardFailure: its own; `timeout`; `unreachable`.
+        """
         import ray  # noqa: PLC0415 - as above
 
         try:
             actor = self._actors.get(address) or self._found(address)
             return ray.get(getattr(actor, method).remote(*given), timeout=max(deadline - time.monotonic(), 0.0))
+        except ShardFailure as failure:  # Ray's copy of it, which brings the owner's stack along
+            raise ShardFailure(failure.reason, failure.message, failure.ids) from None
         except ray.exceptions.GetTimeoutError as error:
             raise ShardFailure("timeout", f"{address} did not answer {method} in time") from error
         except (ray.exceptions.RayError, ValueError) as error:  # ValueError: there is no actor of that name
@@ -158,6 +169,34 @@ class RayTransport:
         return found
 
 
+class RayKeeper:
+    """Where `remotize` stores tensors that an actor is to own; within the actor itself that is `shards`.
+
+    Args:
+        address: of the owner.
+        timeout_s: for one tensor, in seconds.
+    """
+
+    def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._transport = RayTransport()
+
+    def put(self, tensor: Any) -> tuple[Shard, Meta]:
+        """Hand the bytes of a tensor over.
+
+        Raises:
+            ShardFailure: as `ShardOwner.put`; `unreachable`, `timeout`.
+        """
+        given = describe(tensor), payload(tensor)
+        kept: tuple[Shard, Meta] = self._transport.ask(self.address, "keep", given, time.monotonic() + self._timeout_s)
+        return kept
+
+    def drop(self, ids: list[str]) -> dict[str, Any]:
+        """Let go of tensors."""
+        return self._transport.post(self.address, "drop", ids, self._timeout_s)
+
+
 def _land(address: str, wanted: Wanted, answer: tuple[Meta, Any] | str) -> ShardFailure | None:
     """Copy one shard into its blank."""
     shard, blank = wanted
@@ -167,5 +206,4 @@ def _land(address: str, wanted: Wanted, answer: tuple[Meta, Any] | str) -> Shard
     if meta != blank.meta or data.nbytes != blank.nbytes:
         seen = f"{data.nbytes} bytes, {meta}, where {blank.nbytes} bytes, {blank.meta} were expected"
         return ShardFailure("invalid", f"shard {shard.id} at {address} has {seen}", (shard.id,))
-    blank.memory[:] = memoryview(data)
-    return None
+    return copied(shard, blank, data)
