@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from rollout_svc.errors import DrainFailed
 from rollout_svc.tensors.clearing import Cleared, Consumer, Controller
+from rollout_svc.tensors.shards import Plane
 from tests.support.peers import FakePeer, remote, stats_of
 from tests.support.virtual import soon, virtual
 
@@ -20,7 +21,7 @@ class House:
 
     def __init__(self, *consumers: str, **settings: Any) -> None:
         self.peers: dict[str, FakePeer] = {}
-        self.controller = Controller(connect=self.peer, deadline_s=DEADLINE_S, **settings)
+        self.controller = Controller(Plane(), connect=self.peer, deadline_s=DEADLINE_S, **settings)
         for place, name in enumerate(consumers):
             self.controller.register("actor", [Consumer(name, (place, 0), "1")])
 
