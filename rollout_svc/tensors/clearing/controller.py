@@ -36,21 +36,23 @@ from rollout_svc.tensors.clearing.http import HttpPeers
 from rollout_svc.tensors.clearing.local import LocalPeer
 from rollout_svc.tensors.clearing.plan import EVERYTHING, Plan, Verb
 from rollout_svc.tensors.clearing.ports import Connect, Peer
+from rollout_svc.tensors.clearing.ray import RayPeer
 from rollout_svc.tensors.clearing.records import Cleared, Statistics, log_cleared
 from rollout_svc.tensors.clearing.roles import Consumer, Rank
 from rollout_svc.tensors.clearing.trees import flatten_shards
 from rollout_svc.tensors.clearing.watch import Figures, Watch, read_figures
-from rollout_svc.tensors.shards.buffer import FetchBuffer
-from rollout_svc.tensors.shards.owner import LEASE_S, ShardOwner
+from rollout_svc.tensors.shards.owner import LEASE_S
 from rollout_svc.tensors.shards.plane import Plane
+from rollout_svc.tensors.shards.process import fetch_buffer
 
 __all__ = ["Controller", "Step"]
 
 _log = structlog.get_logger("tensors")
 P = ParamSpec("P")
 T = TypeVar("T")
+RAY: Final = "ray:"
 HERE: Final = "controller"
-"""Address of this process where it owns nothing, and so needs none."""
+"""Role of this process, and its address this process where it owns nothing and so needs none."""
 STATISTICS_PART: Final = 0.2
 """Of the deadline: what is kept for the statistics."""
 
@@ -59,10 +61,9 @@ class Controller:
     """Clears batches from every process that could have a part of one. Used in one event loop.
 
     Args:
-        buffer: the fetch buffer of this process.
-        owner: the owner of shards in this process, where there is one.
+        plane: owner and fetch buffer of this process, a node's `plane` where it has a node; None: its fetch buffer.
         token: bearer token of all data planes, where they want one.
-        connect: makes the peer of an address; None: over HTTP.
+        connect: makes the peer of an address; None: over HTTP, and in Ray what begins with `ray:`.
         deadline_s: of a whole clear, statistics included.
         attempts: within one call, for each process.
         renew_s: how often the leases of live batches are renewed; a quarter of an owner's lease, or less.
@@ -70,8 +71,7 @@ class Controller:
 
     def __init__(
         self,
-        buffer: FetchBuffer | None = None,
-        owner: ShardOwner | None = None,
+        plane: Plane | None = None,
         *,
         token: str | None = None,
         connect: Connect | None = None,
@@ -82,12 +82,11 @@ class Controller:
         self.deadline_s = deadline_s
         self.renew_s = renew_s
         self._http = HttpPeers(token)
-        self._here: tuple[str, Peer] | None = None
-        if buffer is not None or owner is not None:
-            self._here = (owner.address if owner else "") or HERE, LocalPeer(Plane(owner, buffer))
-        self._fleet = Fleet(connect or self._http, Plan(attempts=attempts))
-        if self._here is not None:
-            self._fleet.register(HERE, [Consumer(self._here[0], (0,), None, self._here[1])])
+        self._fleet = Fleet(connect or self._reach, Plan(attempts=attempts))
+        here = plane or Plane(buffer=fetch_buffer())
+        if here.owner is not None or here.buffer is not None:
+            address = here.owner.address if here.owner is not None else HERE
+            self._fleet.register(HERE, [Consumer(address, (0,), here.incarnation, LocalPeer(here))])
         self._watch = Watch()
         self._live: dict[str, str] = {}
         self._owners: dict[str, None] = {}
@@ -160,7 +159,7 @@ class Controller:
         Raises:
             DrainFailed: as `clear_batches`.
         """
-        return await self._clear("drain", tuple(dict.fromkeys(ids)), {})
+        return await self._clear("drain", tuple(dict.fromkeys(ids)), None)
 
     async def flush_all(self) -> Cleared:
         """Have every process let go of all it fetched; owners keep what they own.
@@ -168,7 +167,7 @@ class Controller:
         Raises:
             DrainFailed: as `clear_batches`.
         """
-        return await self._clear("flush", EVERYTHING, {})
+        return await self._clear("flush", EVERYTHING, None)
 
     def step(self, *trees: Any) -> Step:
         """Clear in `finally`: `async with controller.step(batch) as step: …`; see `Step`."""
@@ -215,12 +214,16 @@ class Controller:
         await self._fleet.close(1.0)
         await self._http.close()
 
-    async def _clear(self, verb: Verb, ids: tuple[str, ...], drops: dict[str, tuple[str, ...]]) -> Cleared:
+    def _reach(self, address: str) -> Peer:
+        return RayPeer(address) if address.startswith(RAY) else self._http(address)
+
+    async def _clear(self, verb: Verb, ids: tuple[str, ...], drops: dict[str, tuple[str, ...]] | None) -> Cleared:
+        """Carry a clear out; without `drops` owners keep what they own, and nothing is said of it."""
         began = asyncio.get_running_loop().time()
         try:
-            asked, ending = await self._fleet.clear(verb, ids, drops, self.deadline_s * (1 - STATISTICS_PART))
+            asked, ending = await self._fleet.clear(verb, ids, drops or {}, self.deadline_s * (1 - STATISTICS_PART))
         finally:
-            if drops:
+            if drops is not None:
                 for shard_id in ids:
                     self._live.pop(shard_id, None)
         live = set(self._live)  # when the processes were asked, or now: what was live at either time may be there
@@ -228,19 +231,19 @@ class Controller:
         live |= self._live.keys()
         elapsed = asyncio.get_running_loop().time() - began
         cleared = Cleared(len(ids), asked, ending.kept, ending.given_up, statistics, elapsed_s=elapsed)
-        cleared = self._judged(cleared, ids, live)
+        cleared = self._judged(cleared, None if drops is None else ids, live)
         log_cleared(cleared, self._fleet.roles)
         if ending.given_up:
             raise DrainFailed([str(failure) for failure in ending.given_up], cleared)
         return cleared
 
-    def _judged(self, cleared: Cleared, ids: Iterable[str], live: Collection[str]) -> Cleared:
-        """Look at what is left after a clear of these ids, and say what of it should not be."""
+    def _judged(self, cleared: Cleared, dropped: Collection[str] | None, live: Collection[str]) -> Cleared:
+        """Look at what is left, and add what of it should not be."""
         owed: dict[str, set[str]] = {}
         for failure in (*cleared.kept, *cleared.given_up):
             owed.setdefault(failure.process, set()).update(failure.ids)
         figures = cleared.statistics.figures
-        leaks = self._watch.look(figures, live=live, cleared=frozenset(ids), owed=owed)
+        leaks = self._watch.look(figures, live=live, dropped=None if dropped is None else frozenset(dropped), owed=owed)
         return cleared._replace(leaks=leaks, expired=tuple(self._watch.expired(figures).items()))
 
     async def _renew(self) -> None:

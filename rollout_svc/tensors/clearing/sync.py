@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any, Final, ParamSpec, Self, TypeVar
@@ -18,6 +19,9 @@ __all__ = ["SyncController", "SyncStep"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+NAME: Final = "shards-controller"
+THREADS: Final = 2
+"""For this process's own drains and figures, and for looking up actors."""
 MARGIN_S: Final = 10.0
 """Waited beyond the deadlines of a call: they hold by themselves, and this is for a loop that died."""
 LINE: Final = 16
@@ -49,7 +53,8 @@ class SyncController:
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="shards-controller", daemon=True)
+        self._loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix=NAME))
+        self._thread = Thread(target=self._loop.run_forever, name=NAME, daemon=True)
         self._thread.start()
         self._controller = self._run(_made(given, settings), MARGIN_S)
         self._limit_s = self._controller.deadline_s * LINE + MARGIN_S
@@ -128,6 +133,7 @@ class SyncController:
             return
         try:
             self._run(self._controller.close(), MARGIN_S)
+            self._run(self._loop.shutdown_default_executor(), MARGIN_S)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(MARGIN_S)

@@ -102,7 +102,7 @@ class Watch:
         figures: Collection[Figures],
         *,
         live: Collection[str],
-        cleared: Collection[str],
+        dropped: Collection[str] | None,
         owed: Mapping[str, Collection[str]],
     ) -> tuple[Leak, ...]:
         """Judge what the processes hold after a clear.
@@ -110,22 +110,26 @@ class Watch:
         Args:
             figures: of those that answered.
             live: ids of the batches that are not cleared yet.
-            cleared: ids of the batch that was cleared just now.
+            dropped: ids that owners were to drop just now; None: they were to drop nothing, and are not looked at.
             owed: by process, the ids it will be asked for once more.
         """
         leaks: list[Leak] = []
         seen: dict[str, frozenset[str]] = {}
+
+        def add(one: Figures, where: str, account: Account, left: list[str]) -> None:
+            if left:
+                leaks.append(Leak(one.process, one.parts, where, account.entries, account.bytes, tuple(left)))
+
         for one in figures:
             kept = owed.get(one.process, ())
-            for where, account in (("buffer", one.cached), ("owner", one.owned)):
-                left = [shard_id for shard_id in account.ids if shard_id not in live and shard_id not in kept]
-                if where == "owner":
-                    before = self._seen.get(one.process, frozenset())
-                    seen[one.process] = frozenset(left)
-                    left = [shard_id for shard_id in left if shard_id in before or shard_id in cleared]
-                if left:
-                    leaks.append(Leak(one.process, one.parts, where, account.entries, account.bytes, tuple(left)))
-        self._seen = seen
+            add(one, "buffer", one.cached, [name for name in one.cached.ids if name not in live and name not in kept])
+            if dropped is not None:
+                left = [name for name in one.owned.ids if name not in live and name not in kept]
+                before = self._seen.get(one.process, frozenset())
+                seen[one.process] = frozenset(left)
+                add(one, "owner", one.owned, [name for name in left if name in before or name in dropped])
+        if dropped is not None:
+            self._seen = seen
         return tuple(leaks)
 
     def expired(self, figures: Collection[Figures]) -> dict[str, int]:

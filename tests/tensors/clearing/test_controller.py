@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from rollout_svc.errors import DrainFailed
 from rollout_svc.tensors.clearing import Cleared, Consumer, Controller
+from rollout_svc.tensors.shards import Plane
 from tests.support.peers import FakePeer, remote, stats_of
 from tests.support.virtual import soon, virtual
 
@@ -20,7 +21,7 @@ class House:
 
     def __init__(self, *consumers: str, **settings: Any) -> None:
         self.peers: dict[str, FakePeer] = {}
-        self.controller = Controller(connect=self.peer, deadline_s=DEADLINE_S, **settings)
+        self.controller = Controller(Plane(), connect=self.peer, deadline_s=DEADLINE_S, **settings)
         for place, name in enumerate(consumers):
             self.controller.register("actor", [Consumer(name, (place, 0), "1")])
 
@@ -73,7 +74,22 @@ async def test_one_that_hangs_costs_the_others_nothing_and_the_call_ends_in_time
     cleared = await clearing
     assert loop.time() <= DEADLINE_S
     assert [(one.process, one.why) for one in cleared.kept] == [("a", "no answer in time")]
-    house.peers["a"].hangs = False
+    house.peers["a"].hangs = house.peers["a"].deaf = False
+    await house.controller.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@virtual
+async def test_one_that_hangs_once_is_asked_again_in_time() -> None:
+    """P29: an attempt may not take what is left of the deadline, and what it was is not left behind."""
+    house = House("a", "b")
+    house.peer("a").hangs = house.peer("b").hangs = True
+    asyncio.get_running_loop().call_later(1.0, setattr, house.peers["a"], "hangs", False)
+    cleared = await house.clear("1")
+    assert [one.process for one in cleared.kept] == ["b"]
+    assert house.peers["a"].ids() == [("1",), ("1",)]
+    await soon()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     await house.controller.close()
 
 
@@ -224,6 +240,8 @@ async def test_a_clear_that_is_cancelled_propagates_and_loses_nothing() -> None:
     clearing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await clearing
+    await soon()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     house.peers["a"].hangs = False
     await house.clear("2")
     assert house.peers["a"].ids() == [("1",), ("1", "2")]
@@ -291,6 +309,31 @@ async def test_what_is_live_is_no_leak_until_it_is_cleared() -> None:
     (leak,) = (await house.clear("next")).leaks
     assert leak.ids == ("next",)
     await house.controller.close()
+
+
+@virtual
+async def test_what_becomes_live_while_the_processes_are_asked_is_no_leak() -> None:
+    """P29: somebody may have fetched it by then."""
+    house = House("a")
+
+    class Meanwhile(FakePeer):
+        async def stats(self) -> dict[str, Any]:
+            house.controller.live(remote("next"))
+            return stats_of("next")
+
+    house.peers["a"] = Meanwhile()
+    assert (await house.clear("1")).leaks == ()
+    await house.controller.close()
+
+
+@virtual
+async def test_an_owner_that_is_gone_is_not_asked_for_ever() -> None:
+    """P29: one that owns nothing live and does not answer is asked again when a batch names it."""
+    house = House()
+    house.peer(OWNER).stats_error = OSError("refused")
+    assert (await house.clear("1")).statistics.silent == (OWNER,)
+    assert (await house.clear("2", owner="http://another")).statistics.silent == ()
+    assert (await house.clear("3")).statistics.silent == (OWNER,)
 
 
 @virtual

@@ -26,7 +26,7 @@ class Site:
     owner: ShardOwner = field(default_factory=lambda: ShardOwner(HERE, lease_s=LEASE_S, clock=_now))
 
     def controller(self) -> Controller:
-        return Controller(connect=lambda _: DirectPeer(Plane(self.owner)), renew_s=LEASE_S / 4)
+        return Controller(Plane(), connect=lambda _: DirectPeer(Plane(self.owner)), renew_s=LEASE_S / 4)
 
     def make(self) -> RTensor:
         made = remotize(np.zeros(256, dtype=np.float32), self.owner)

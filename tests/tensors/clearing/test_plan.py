@@ -108,7 +108,7 @@ class World:
                 self.owed += [(self.clear, name, "drain", self.incarnation[name], one) for one in ids]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_id_is_drained_by_everyone_alive_or_reported_and_none_is_kept_for_long(data: st.DataObject) -> None:
     """P29: whatever fails, dies, returns, leaves and comes."""

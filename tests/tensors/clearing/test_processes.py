@@ -9,7 +9,7 @@ import pytest
 from rollout_svc.errors import DrainFailed
 from rollout_svc.tensors.clearing import Cleared, Consumer, SyncController
 from rollout_svc.tensors.rtensor import localize
-from rollout_svc.tensors.shards import FetchBuffer, Fetcher
+from rollout_svc.tensors.shards import FetchBuffer, Fetcher, Plane
 from tests.support.shard_processes import ShardProcess
 
 Rank = tuple[int, ...]
@@ -69,7 +69,7 @@ def house(roles: tuple[str, ...], owners: int) -> Iterator[House]:
         them = [ShardProcess(owns=True) for _ in range(owners)]
         consumers = {(role, rank): ShardProcess() for role in roles for rank in RANKS}
         fetcher = Fetcher(FetchBuffer())
-        controller = stack.enter_context(SyncController(fetcher.buffer, deadline_s=6.0))
+        controller = stack.enter_context(SyncController(Plane(buffer=fetcher.buffer), deadline_s=6.0))
         for role in roles:
             ranks = [(rank, consumers[role, rank]) for rank in RANKS]
             controller.register(role, [Consumer(one.address, rank, one.incarnation) for rank, one in ranks])

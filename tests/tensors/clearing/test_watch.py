@@ -25,21 +25,22 @@ def test_figures_are_read_as_a_data_plane_answers_them() -> None:
 def test_what_is_left_in_a_buffer_is_a_leak_unless_it_is_live_or_owed() -> None:
     """P29: those that are owed are reported already."""
     watch = Watch()
-    assert watch.look([_figures("x")], live={"x"}, cleared=set(), owed={}) == ()
-    assert watch.look([_figures("x")], live=set(), cleared={"x"}, owed={"p": {"x"}}) == ()
-    (leak,) = watch.look([_figures("x", "y", "z")], live={"z"}, cleared=set(), owed={"p": {"y"}, "q": {"x"}})
+    assert watch.look([_figures("x")], live={"x"}, dropped=set(), owed={}) == ()
+    assert watch.look([_figures("x")], live=set(), dropped={"x"}, owed={"p": {"x"}}) == ()
+    (leak,) = watch.look([_figures("x", "y", "z")], live={"z"}, dropped=set(), owed={"p": {"y"}, "q": {"x"}})
     assert (leak.where, leak.ids, leak.entries, leak.bytes) == ("buffer", ("x",), 3, 30)
 
 
 def test_an_owner_may_have_what_nobody_was_told_of_for_one_look() -> None:
     """P29: what it was to drop just now, and did not, is a leak at once."""
     watch = Watch()
-    look = {"live": set[str](), "cleared": {"dropped"}, "owed": dict[str, set[str]]()}
+    look = {"live": set[str](), "dropped": {"dropped"}, "owed": dict[str, set[str]]()}
     (leak,) = watch.look([_figures(owned=("new", "dropped"))], **look)  # type: ignore[arg-type]
     assert (leak.where, leak.ids) == ("owner", ("dropped",))
     (leak,) = watch.look([_figures(owned=("new", "newer"))], **look)  # type: ignore[arg-type]
     assert leak.ids == ("new",)
     assert watch.look([_figures(owned=("newest",))], **look) == ()  # type: ignore[arg-type]
+    assert watch.look([_figures(owned=("newest",))], live=set(), dropped=None, owed={}) == ()
 
 
 def test_leases_that_ended_are_counted_once_and_anew_for_a_new_process() -> None:
