@@ -46,7 +46,7 @@ def test_a_clean_run_is_clean() -> None:
         ({"rss": lambda step: 80_000_000 + 20_000 * step}, "service grows in steps by 20000 bytes a step"),
         ({"engine": lambda step: 200_000_000 + 20_000 * step}, "engine-1 grows"),
         ({"trainer": lambda step: 200_000_000 + 20_000 * step}, "trainer grows"),
-        ({"tasks": lambda step: 12 + step // 10}, "tasks of the service grow"),
+        ({"tasks": lambda step: 12 + step // 5}, "tasks of the service grow"),
         ({"live": lambda step: 3 + (step == 200)}, "4 of which 3 (after 201 "),
         ({"live": 2}, "live handles are not the reachable ones"),
         ({"lost": lambda step: step // 299}, "forgotten: 1"),
