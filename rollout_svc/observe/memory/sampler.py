@@ -15,20 +15,31 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from rollout_svc.events import BatchTaken, EventBus, MemoryGrowing, MemoryGrowthEnded, MemorySampled
 from rollout_svc.observe.memory.advice import advice_on
-from rollout_svc.observe.memory.probe import OWN, Probe
+from rollout_svc.observe.memory.probe import OWN
 from rollout_svc.observe.memory.watch import Growth, MemoryWatch
 
-__all__ = ["MemorySampler"]
+__all__ = ["MemorySampler", "Reader"]
 
 _EVERY_S: Final = 60.0  # longest time between two looks
 _READ_S: Final = 10.0  # longest wait for a reading: it takes milliseconds
 
 Accounts = Mapping[str, int]
 Readings = dict[str, dict[str, int]]
+
+
+class Reader(Protocol):
+    """Reads processes and files; see `probe.Probe`."""
+
+    @property
+    def trouble(self) -> str:
+        """Why something could not be read; empty: all could."""
+
+    def read(self, launched: Mapping[str, int]) -> Readings:
+        """Bytes by process and account; blocks."""
 
 
 class MemorySampler:
@@ -41,7 +52,7 @@ class MemorySampler:
         bus: EventBus,
         accounts: Callable[[], Accounts],
         launched: Callable[[], Mapping[str, int]],
-        probe: Probe | None,
+        probe: Reader | None,
     ) -> None:
         """Begin to listen for steps.
 
@@ -88,9 +99,11 @@ class MemorySampler:
             self._wake.clear()
             due, self._due = self._due, None
             readings = await self._read()
+            if not readings:  # half of a record would look like a fall
+                continue
             if due is not None:
                 self._take(due[0], due[1], readings)
-            elif readings:
+            else:
                 self._look(readings)
 
     async def look(self) -> None:

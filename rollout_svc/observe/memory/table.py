@@ -62,7 +62,9 @@ def _handles(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _system(system: Mapping[str, Any]) -> Iterator[str]:
-    yield ", ".join(f"{key} {system[key]}" for key in ("rollout_svc", "python", "torch", "ray", "numpy"))
+    yield ", ".join(
+        f"{key} {system[key] or 'not installed'}" for key in ("rollout_svc", "python", "torch", "ray", "numpy")
+    )
     settings = ", ".join(f"{name}={value}" for name, value in system["settings"].items()) or "no settings of malloc"
     yield f"{system['libc']}, {system['allocator']}, {settings}"
     limit = system["memory_limit_bytes"]
