@@ -140,7 +140,7 @@ def test_what_only_looks_like_a_leak_is_none(shape: str, seed: int) -> None:
     """Warm-up, buffers that fill once, steps, saw-teeth and waves up to a window long say nothing."""  # P30
     of = SHAPES[shape](seed)
     level = LEVELS["python_heap"]
-    records = noisy(250, seed, noise=0.005, python_heap=lambda step: level * of(step))
+    records = noisy(140, seed, noise=0.005, python_heap=lambda step: level * of(step))
     for record in records:  # the heap is resident
         record["rss"] += max(0, record["python_heap"] - level)
     assert run(MemoryWatch(), records) == []
@@ -180,6 +180,12 @@ def test_a_leak_that_comes_back_is_said_anew() -> None:
 
     told = run(MemoryWatch(), noisy(260, 6, handles__experts=twice))
     assert sum(not growth.again for _, news in told for growth in news.growing) == 2
+
+
+def test_a_file_has_no_share_in_the_growth_of_memory() -> None:
+    """What lies on the disk, or on a device, is no part of what is resident."""
+    told = run(MemoryWatch(), noisy(60, 1, 0.001, journal_disk=leak(300e6, 30, 0.05)))
+    assert [growth.of_rss for growth in told[0][1].growing] == [None]
 
 
 def test_small_change_is_not_worth_a_word() -> None:
