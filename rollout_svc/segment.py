@@ -49,7 +49,7 @@ class Segment(NamedTuple):
 
 
 def joined_spans(segments: Sequence[Segment]) -> tuple[VersionSpan, ...]:
-    """Weight versions over the tokens of all segments, one after the other; neighbours that differ in nothing are one."""
+    """Weight versions over the tokens of all segments in order; neighbours that differ in nothing are one."""
     if len(segments) == 1 and len(segments[0].spans) == 1:
         return segments[0].spans
     joined: list[VersionSpan] = []
