@@ -30,6 +30,7 @@ def made(state: WorkerState = WorkerState.ACTIVE) -> Worker:
         on_change=lambda *_: None,
     )
     introduce(worker)
+    worker.version = 0
     worker.become(state, "made so")
     return worker
 
@@ -58,7 +59,8 @@ async def test_it_is_said_once_and_only_one_in_traffic_is_turned_away(state: Wor
 async def test_the_same_process_is_not_believed_again() -> None:
     """However often it says that it can."""
     worker = made()
-    assert worker.withdraw("experts", "sent none")
+    introduce(worker, EngineProfile("sglang", capabilities=("abort", "experts"), weight_label="default"))
+    assert worker.withdraw("experts", "sent none")  # it has been given its label since
     introduce(worker)
     assert worker.capabilities == ("abort",)
     assert not worker.withdraw("experts", "sent none")
