@@ -129,7 +129,7 @@ class Lifting:
     async def _hand_over(self) -> None:
         """Give the batch to a thread, once the one before is done."""
         await self._done()
-        if self._decoder is None:
+        if self._decoder is None or not self._batch:
             return
         batch, self._batch, self._size, self._handed_over = self._batch, [], 0, True
         self._job = asyncio.get_running_loop().run_in_executor(self._threads, _decode, self._decoder, batch)
