@@ -28,7 +28,7 @@ def test_actors_are_cleared_and_one_that_died_returns_with_nothing_owed() -> Non
     """P29: by name or by handle; the one that died is named, and the others are drained all the same."""
     import ray
 
-    start = ray.remote(Consumes).options
+    start: Any = ray.remote(Consumes).options
     owner = start_owner("owner", NAMESPACE)
     keeper = RayKeeper(address_of("owner", NAMESPACE))
     named, unnamed = (start(num_cpus=0).remote(name, NAMESPACE) for name in ("named", "unnamed"))

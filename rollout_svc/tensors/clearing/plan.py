@@ -123,15 +123,17 @@ class Plan:
         Returns:
             How many ids it is no longer owed, because the process that was owed them has ended.
         """
+        new = process not in self._members
         before = self._members.get(process)
         self._members[process] = incarnation or before
         forgotten = 0
         if incarnation is not None and before != incarnation:
+            new = new or before is not None
             forgotten = self._forget(process) if before is not None else 0
             for key in [key for key in self._open if key[0] == process]:  # whoever was asked may be another one
                 self._open[key] = _Duty(self._open[key].old, self._open[key].new)
         verb, ids = self._fresh
-        if self._running and ids and (process, verb) not in self._open:
+        if new and self._running and ids and (process, verb) not in self._open:
             self._open[process, verb] = _Duty((), ids)
         return forgotten
 

@@ -56,7 +56,11 @@ class SyncController:
         self._loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix=NAME))
         self._thread = Thread(target=self._loop.run_forever, name=NAME, daemon=True)
         self._thread.start()
-        self._controller = self._run(_made(given, settings), MARGIN_S)
+        try:
+            self._controller = self._run(_made(given, settings), MARGIN_S)
+        except BaseException:
+            self._stop()
+            raise
         self._limit_s = self._controller.deadline_s * LINE + MARGIN_S
 
     def __repr__(self) -> str:
@@ -135,9 +139,12 @@ class SyncController:
             self._run(self._controller.close(), MARGIN_S)
             self._run(self._loop.shutdown_default_executor(), MARGIN_S)
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(MARGIN_S)
-            self._loop.close()
+            self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(MARGIN_S)
+        self._loop.close()
 
     def _call(self, act: Callable[..., T], *given: Any) -> T:
         """Do something of the controller's in its loop."""

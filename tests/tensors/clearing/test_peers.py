@@ -153,6 +153,13 @@ def test_a_trainer_without_a_loop_has_the_same_methods(node: Node, fetcher: Fetc
     assert [thread.name for thread in enumerate_threads() if "controller" in thread.name] == []
 
 
+def test_a_controller_that_cannot_be_made_leaves_no_thread() -> None:
+    """P35: nothing is half-started."""
+    with pytest.raises(TypeError, match="patience"):
+        SyncController(patience=3)
+    assert [thread.name for thread in enumerate_threads() if "controller" in thread.name] == []
+
+
 def test_a_step_without_a_loop_clears_however_it_ends() -> None:
     """P29: its own error wins; where there is none, what could not be drained is raised."""
     peer = FakePeer()

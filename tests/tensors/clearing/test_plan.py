@@ -108,7 +108,7 @@ class World:
                 self.owed += [(self.clear, name, "drain", self.incarnation[name], one) for one in ids]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_every_id_is_drained_by_everyone_alive_or_reported_and_none_is_kept_for_long(data: st.DataObject) -> None:
     """P29: whatever fails, dies, returns, leaves and comes."""
@@ -151,6 +151,21 @@ def test_a_failure_is_kept_for_one_clear_and_then_given_up_by_name() -> None:
     second = _failing(plan, 20.0)
     assert [failure.ids for failure in second.given_up] == [("x", "y")]
     assert [failure.ids for failure in second.kept] == [("z",)]
+
+
+def test_a_batch_that_is_cleared_twice_is_kept_no_longer_for_that() -> None:
+    """P29: an id that was kept already goes once, and is given up with the clear that names it again."""
+    plan = Plan(attempts=1)
+    plan.join("a", "1")
+    plan.begin("drain", ["x"], drops={}, now=0.0, deadline=1.0)
+    _failing(plan, 0.0)
+    plan.begin("drain", ["x", "y"], drops={}, now=2.0, deadline=3.0)
+    (order,) = plan.due(2.0)
+    assert order.ids == ("x", "y")
+    plan.failed(order, "refused", 2.0)
+    ending = plan.end()
+    assert [failure.ids for failure in ending.given_up] == [("x",)]
+    assert [failure.ids for failure in ending.kept] == [("y",)]
 
 
 def test_what_is_kept_is_sent_first_also_with_a_clear_that_has_nothing() -> None:
@@ -213,6 +228,21 @@ def test_one_that_joins_during_a_clear_is_part_of_it() -> None:
     plan.begin("drain", ["x"], drops={}, now=0.0, deadline=1.0)
     assert plan.due(0.0) == []
     plan.join("a", "1")
+    assert [order.process for order in plan.due(0.0)] == ["a"]
+
+
+def test_one_that_is_heard_of_again_is_not_asked_again() -> None:
+    """P29: what is done is done, as long as it is the same process."""
+    plan = Plan()
+    plan.join("a", "1")
+    plan.join("b", None)
+    plan.begin("drain", ["x"], drops={}, now=0.0, deadline=1.0)
+    for order in plan.due(0.0):
+        plan.done(order, None)
+    for name, incarnation in (("a", "1"), ("a", None), ("b", None), ("b", "1")):
+        plan.join(name, incarnation)
+    assert plan.due(0.0) == []
+    plan.join("a", "2")
     assert [order.process for order in plan.due(0.0)] == ["a"]
 
 

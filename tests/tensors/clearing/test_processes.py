@@ -90,8 +90,16 @@ def assert_owed(cleared: Cleared, dead: str, ids: int) -> None:
     assert (cleared.entries, cleared.bytes, cleared.leaks) == (0, 0, ())
 
 
-def run(built: House, steps: int, count: int, size: int) -> None:
-    """Steps of which one meets an owner that fails deletes, and later ones a consumer that dies and returns."""
+def run(built: House, steps: int, count: int, size: int, *, hang: bool = False) -> None:
+    """Steps of which one meets an owner that fails deletes, and later ones a consumer that dies and returns.
+
+    Args:
+        built: with whom.
+        steps: at least 9.
+        count: tensors of each owner in a step.
+        size: of a tensor, in bytes.
+        hang: whether one of the steps meets a consumer that answers nothing: it takes as long as the deadline.
+    """
     failing, dying = steps // 3, 2 * steps // 3
     role, rank = next(reversed(built.consumers))
     owner = built.owners[0]
@@ -108,6 +116,11 @@ def run(built: House, steps: int, count: int, size: int) -> None:
                 "those of the failed delete, and no others"
             )
             owner.ask("fail", False)()
+        elif hang and step == steps // 2:
+            stopped = next(iter(built.consumers.values()))
+            stopped.stop()
+            assert_owed(built.controller.clear_batches(tree), stopped.address, in_a_step)
+            stopped.go_on()
         elif step == dying:
             dead = built.kill(role, rank)
             assert_owed(built.controller.clear_batches(tree), dead, in_a_step)
