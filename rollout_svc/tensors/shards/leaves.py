@@ -19,6 +19,7 @@ import numpy as np
 
 from rollout_svc.errors import ShardFailure
 from rollout_svc.tensors.shards.names import Meta
+from rollout_svc.tensors.shards.pages import hinted, slack
 
 __all__ = ["Blank", "describe", "is_tensor", "itemsize", "lend", "payload"]
 
@@ -137,13 +138,18 @@ class Blank:
         return self._memory
 
     def _taken(self) -> tuple[Any, memoryview]:
+        size = self.nbytes + slack(self.nbytes)
         if self.meta.library == "numpy":
-            array = np.empty(self.nbytes, dtype=np.uint8)
-            return array, array.data
+            array = np.empty(size, dtype=np.uint8)
+            offset = hinted(array.ctypes.data, self.nbytes)
+            part = array[offset : offset + self.nbytes]
+            return part, part.data
         import torch  # noqa: PLC0415 - as above
 
         # torch's own memory: of a buffer lent to it, it could lend no copy-on-write tensors
-        tensor = torch.empty(self.nbytes, dtype=torch.uint8)
+        tensor = torch.empty(size, dtype=torch.uint8)
+        offset = hinted(tensor.data_ptr(), self.nbytes)
+        tensor = tensor[offset : offset + self.nbytes]
         return tensor, tensor.numpy().data
 
     def filled(self) -> Any:

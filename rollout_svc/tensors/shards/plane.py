@@ -33,8 +33,9 @@ from aiohttp import web
 
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.tensors.shards.buffer import FetchBuffer
-from rollout_svc.tensors.shards.framing import Framed, frame
+from rollout_svc.tensors.shards.framing import frame
 from rollout_svc.tensors.shards.owner import ShardOwner
+from rollout_svc.tensors.shards.sending import Sender
 
 __all__ = ["Plane", "build_plane"]
 
@@ -42,8 +43,6 @@ MAX_REQUEST_BYTES: Final = 32 * 2**20
 """Some 700,000 ids."""
 MAX_RESPONSE_BYTES: Final = 2**30
 STALL_S: Final = 60.0
-PIECE_BYTES: Final = 512 * 2**10
-"""What is given to the socket in one turn of the event loop: some 0.1 ms."""
 SWEEP_S: Final = 30.0
 """How often leases are looked at, at the least, in seconds."""
 SWEEP_END_S: Final = 1.0
@@ -117,7 +116,7 @@ def build_plane(plane: Plane, token: str | None = None) -> web.Application:
     """
     calls = _Calls(plane)
     app = web.Application(middlewares=[_guard(token)] if token else [], client_max_size=plane.max_request_bytes)
-    app.cleanup_ctx.append(calls.sweeping)
+    app.cleanup_ctx.append(calls.living)
     app.add_routes(
         [
             web.post("/fetch", calls.fetch),
@@ -149,14 +148,16 @@ def _guard(token: str) -> Any:
 class _Calls:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
+        self._sender = Sender(plane.stall_s)
 
-    async def sweeping(self, _: web.Application) -> AsyncIterator[None]:
+    async def living(self, _: web.Application) -> AsyncIterator[None]:
         """Look at the leases for as long as the application runs."""
         tasks = TaskOwner()
         if self._plane.owner is not None:
             tasks.spawn("shards:sweep", _sweep(self._plane.owner))
         yield
         await tasks.close(asyncio.get_running_loop().time() + SWEEP_END_S)
+        self._sender.close()
 
     async def fetch(self, request: web.Request) -> web.StreamResponse:
         ids = await _ids(request, self._plane)
@@ -165,7 +166,20 @@ class _Calls:
         if self._plane.owner is None:
             return _failure(404, "not_found", "there is no owner of shards in this process")
         framed = await asyncio.to_thread(frame, self._plane.owner, ids, self._plane.max_response_bytes)
-        return await _send(request, framed, self._plane.stall_s)
+        response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+        response.content_length = framed.nbytes
+        await response.prepare(request)
+        try:
+            await response.write(framed.head)
+            await self._sender.send(request, response, framed.data)
+            async with asyncio.timeout(self._plane.stall_s):
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # the reader has gone: whatever it got is of no use to anybody
+        return response
 
     def on_ids(self, act: Callable[[list[str]], dict[str, int]]) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -207,26 +221,6 @@ async def _ids(request: web.Request, plane: Plane) -> list[str] | web.Response:
     if not isinstance(ids, list) or not all(isinstance(shard_id, str) for shard_id in ids):
         return _failure(400, "bad_request", 'the body is to be {"ids": ["…", …]}')
     return ids
-
-
-async def _send(request: web.Request, framed: Framed, stall_s: float) -> web.StreamResponse:
-    """Stream an answer, a piece at a time, from where the tensors lie."""
-    response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-    response.content_length = framed.nbytes
-    await response.prepare(request)
-    try:
-        for whole in (memoryview(framed.head), *framed.data):
-            for start in range(0, whole.nbytes, PIECE_BYTES):
-                async with asyncio.timeout(stall_s):
-                    await response.write(whole[start : start + PIECE_BYTES])
-        async with asyncio.timeout(stall_s):
-            await response.write_eof()
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-    except ConnectionError:
-        pass  # the reader has gone: whatever it got is of no use to anybody
-    return response
 
 
 def _json(value: dict[str, Any], status: int = 200) -> web.Response:

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 import pytest
@@ -199,14 +200,22 @@ def test_a_long_drain_never_holds_the_lock_for_long() -> None:
 
 
 def test_others_get_the_lock_during_a_long_drain() -> None:
-    """Whoever wants a shard meanwhile gets it before the drain has ended."""
-    buffer, many = FetchBuffer(), 400_000
-    draining = threading.Thread(target=buffer.drain, args=([f"shard-{number}" for number in range(many)],))
+    """Whoever wants a shard meanwhile gets it before the drain has ended: it ends only then."""
+    buffer, fetched = FetchBuffer(max_tombstones=1000), threading.Event()
+
+    def ids() -> Iterator[str]:
+        for number in range(5_000_000):
+            if fetched.is_set():
+                return
+            yield f"shard-{number}"
+
+    draining = threading.Thread(target=buffer.drain, args=(ids(),))
     draining.start()
-    while not buffer.stats().tombstones:
+    while not buffer.stats().tombstones and draining.is_alive():
         pass
     _fetch(buffer, "a")
     during = draining.is_alive()
+    fetched.set()
     draining.join(30)
     assert during
     assert _entries(buffer) == {"a"}

@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from rollout_svc.errors import ShardFailure
 from rollout_svc.tensors.rtensor import flatten_shard_ids, localize, remotize
 from rollout_svc.tensors.shards import Client, FetchBuffer, Fetcher, Node, Plane, ShardOwner, build_plane
+from rollout_svc.tensors.shards.sending import THREADS
 from rollout_svc.tensors.store import InMemory, MemoryStore
 
 TOKEN = "a token"
@@ -223,6 +224,48 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+
+
+async def _asked(port: int, shard_id: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Ask for a shard, and read no more than that the answer has begun."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+    body = json.dumps({"ids": [shard_id]}).encode()
+    writer.write(b"POST /fetch HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    return reader, writer
+
+
+async def test_more_answers_than_threads_are_sent() -> None:
+    """Slow readers, more than there are threads to send to them, get all of it; so do those who come later."""
+    with Node(ShardOwner()) as node:
+        port = urlsplit(node.address).port or 0
+        data = np.random.default_rng(0).integers(0, 255, 16 * 2**20, dtype=np.uint8)
+        remote = await asyncio.to_thread(remotize, data, node)
+        async with asyncio.timeout(30):
+            slow = [await _asked(port, remote.shard.id) for _ in range(THREADS + 2)]
+            fetcher = Fetcher()
+            assert np.array_equal(await asyncio.to_thread(localize, remote, fetcher), data)
+            fetcher.close()
+            for reader, writer in slow:
+                await reader.readuntil(b"\r\n\r\n")
+                head = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
+                assert json.loads(head)["shards"][0]["status"] == "ok"
+                assert await reader.readexactly(data.nbytes) == data.tobytes()
+                writer.close()
+                await writer.wait_closed()
+
+
+async def test_the_end_does_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that closes cuts off whoever takes nothing, and every shard is released."""
+    monkeypatch.setattr("rollout_svc.tensors.shards.node.STOP_S", 0.05)
+    node = Node(ShardOwner())
+    remote = await asyncio.to_thread(remotize, np.zeros(32 * 2**20, dtype=np.uint8), node)
+    async with asyncio.timeout(10):
+        _, writer = await _asked(urlsplit(node.address).port or 0, remote.shard.id)
+        await asyncio.to_thread(node.close)
+        assert node.owner is not None
+        assert node.owner.handles.live == {}
+        writer.transport.abort()
 
 
 class Watched(InMemory):
