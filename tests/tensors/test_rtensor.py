@@ -140,8 +140,6 @@ def test_a_part_does_not_keep_the_whole_alive(node: Node, fetcher: Fetcher) -> N
     rows = torch.arange(2_000_000).reshape(-1, 4)
     columns = np.arange(2_000_000).reshape(-1, 4)
     kept = remotize([rows[3], columns[3]], node)
-    assert node.owner is not None
-    found = [node.owner.find(shard_id) for shard_id in flatten_shard_ids(kept)]
     rows.zero_()
-    assert [one is not None and one.data.base is not columns for one in found] == [True, True]
+    columns[:] = 0
     assert [one.tolist() for one in localize(kept, fetcher)] == [[12, 13, 14, 15]] * 2

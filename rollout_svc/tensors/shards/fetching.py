@@ -102,9 +102,10 @@ class Fetcher:
         for shard, meta, flight in flights:
             try:
                 owners.setdefault(shard.owner, []).append((Wanted(shard, Blank(meta, shard.nbytes)), flight))
-            except ShardFailure as failure:
-                self.buffer.fail(flight, ShardFailure(failure.reason, failure.message, (shard.id,)))
-        jobs = list(owners.items())
+            except (ShardFailure, ImportError) as error:  # ImportError: a tensor of torch, where there is no torch
+                message = f"shard {shard.id}: {error}"
+                self.buffer.fail(flight, ShardFailure("invalid", message, (shard.id,)))
+        jobs = [(address, job) for address, job in owners.items() if job]
         for address, job in jobs[:-1]:
             try:
                 self._pool().submit(self._ask, address, job, deadline)

@@ -14,7 +14,7 @@ Invariants:
 - No pickle, in either direction.
 - With a token every call wants it, and the comparison takes the same time for any token.
 - A request is as long as `max_request_bytes` at the most, and an answer carries `max_response_bytes` of tensors; a
-  reader that takes nothing for `stall_s` is cut off.
+  peer that takes nothing, or sends nothing, for `stall_s` is cut off.
 - Leases end when they end, also where nobody asks for anything.
 - Long lists of ids are handled off the event loop.
 """
@@ -59,7 +59,7 @@ class Plane:
         buffer: the fetch buffer of this process; None where there is none.
         max_request_bytes: of a body.
         max_response_bytes: of the tensors in one answer.
-        stall_s: how long a reader of an answer may take nothing of it, in seconds.
+        stall_s: how long a reader may take nothing of its answer, or send nothing of its request, in seconds.
 
     Attributes:
         incarnation: drawn at random: what comes back at the same address has another one, and nothing in its buffer.
@@ -159,7 +159,7 @@ class _Calls:
         await tasks.close(asyncio.get_running_loop().time() + SWEEP_END_S)
 
     async def fetch(self, request: web.Request) -> web.StreamResponse:
-        ids = await _ids(request)
+        ids = await _ids(request, self._plane)
         if isinstance(ids, web.Response):
             return ids
         if self._plane.owner is None:
@@ -169,7 +169,7 @@ class _Calls:
 
     def on_ids(self, act: Callable[[list[str]], dict[str, int]]) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            ids = await _ids(request)
+            ids = await _ids(request, self._plane)
             return ids if isinstance(ids, web.Response) else _json(await asyncio.to_thread(act, ids))
 
         return handle
@@ -187,11 +187,19 @@ async def _sweep(owner: ShardOwner) -> None:
         await asyncio.to_thread(owner.expire)
 
 
-async def _ids(request: web.Request) -> list[str] | web.Response:
+async def _ids(request: web.Request, plane: Plane) -> list[str] | web.Response:
+    body = bytearray()
     try:
-        body = await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        return _failure(413, "too_large", str(error.text))
+        while True:  # a piece at a time: what this is mounted in may allow more, and what comes slowly may never end
+            async with asyncio.timeout(plane.stall_s):
+                piece = await request.content.readany()
+            if not piece:
+                break
+            body += piece
+            if len(body) > plane.max_request_bytes:
+                return _failure(413, "too_large", f"a request is {plane.max_request_bytes} bytes long at the most")
+    except TimeoutError:
+        return _failure(408, "timeout", f"nothing of the request came for {plane.stall_s:g} s")
     try:
         ids = (await asyncio.to_thread(orjson.loads, body))["ids"]
     except (ValueError, TypeError, KeyError):

@@ -2,6 +2,7 @@
 
 import gc
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -130,6 +131,23 @@ def test_who_has_more_time_fetches_anew() -> None:
     fetcher.close()
 
 
+def test_who_has_less_time_gives_up_sooner() -> None:
+    """Every wait is bounded by its own deadline, also the one for what somebody else fetches."""
+    fake, buffer = Fake(), Joining()
+    fake.may_go.clear()
+    fetcher = Fetcher(buffer, transports={"fake": fake})
+    with ThreadPoolExecutor(2) as threads:
+        patient = threads.submit(fetcher.fetch, [_shard("a")], 20)
+        assert fake.asking.acquire(timeout=10)
+        hasty = threads.submit(fetcher.fetch, [_shard("a")], 0.1)
+        try:
+            assert hasty.result(10)["a"].reason == "timeout"
+        finally:
+            fake.may_go.set()
+        assert patient.result(10)["a"].tolist() == [7] * 4
+    fetcher.close()
+
+
 def test_a_broken_fetch_ends_all_its_flights() -> None:
     """Whatever happens to who fetches, whoever waits is told, and the next one fetches anew."""
     fake = Fake()
@@ -155,6 +173,19 @@ def test_what_does_not_add_up_is_asked_of_nobody() -> None:
     found = fetcher.fetch([(Shard("a", "fake:1", 5), META), _shard("b")])
     assert (found["a"].reason, found["a"].ids, found["b"].tolist()) == ("invalid", ("a",), [7] * 4)
     assert fake.asked == [("fake:1", ["b"])]
+    fetcher.close()
+
+
+def test_a_tensor_of_torch_wants_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none its shards fail, with the reason, and nobody is left waiting; others are fetched."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    fake = Fake()
+    fetcher = Fetcher(transports={"fake": fake})
+    found = fetcher.fetch([(Shard("a", "fake:1", 4), META._replace(library="torch")), _shard("b")])
+    assert found["a"].reason == "invalid"
+    assert "torch" in str(found["a"])
+    assert found["b"].tolist() == [7] * 4
+    assert fetcher.buffer.stats().flights == 0
     fetcher.close()
 
 

@@ -55,7 +55,7 @@ def test_a_shard_whose_ids_were_lost_goes_away() -> None:
     """P29: its lease ends; one that is read, or renewed, stays."""
     clock = Clock()
     owner = _owner(clock)
-    lost, read, renewed = (owner.put(np.zeros(1))[0].id for _ in range(3))
+    read, renewed, lost = (owner.put(np.zeros(1))[0].id for _ in range(3))
     clock.now = 6.0
     assert owner.find(read)
     assert owner.renew([renewed, "nobody's"]) == 1

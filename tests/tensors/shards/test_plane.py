@@ -163,6 +163,24 @@ def test_a_request_is_bounded() -> None:
         Client().post(node.address, "drop", ["x" * 2000])
 
 
+async def test_a_request_is_bounded_where_more_is_allowed() -> None:
+    """P34: mounted in an application that takes more, it takes no more; what never comes is not waited for."""
+    plane = Plane(ShardOwner("http://127.0.0.1:1"), max_request_bytes=1000, stall_s=0.05)
+    app = web.Application(client_max_size=10_000)
+    app.add_subapp("/shards/", build_plane(plane))
+    async with TestServer(app) as server:
+        address, client = f"http://127.0.0.1:{server.port}/shards", Client()
+        with pytest.raises(ShardFailure, match="413: a request is 1000 bytes long at the most"):
+            await asyncio.to_thread(client.post, address, "drop", ["x" * 2000])
+        client.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b'POST /shards/drop HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"ids":')
+        async with asyncio.timeout(10):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
+        await writer.wait_closed()
+
+
 def test_an_answer_is_bounded() -> None:
     """P34: what does not fit beside the others is asked for again; what fits into no answer is said to be too big."""
     owner = ShardOwner()
