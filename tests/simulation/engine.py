@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Request", "SimEngine"]
 
 Finish = Literal["stop", "length", "abort"]
+_MISSED_S: Final = 0.25  # seconds between two looks whether anybody has missed it
 _DISCONNECT_S: Final = 4.0  # seconds between two looks of an engine whether the client is still there
 
 
@@ -328,12 +329,16 @@ class SimEngine:
         self.paused, self.loading, self.frozen = None, 0, False
         self._wake_all()
 
-    async def restart(self) -> None:
+    def restart(self) -> None:
         """Go away until that is noticed, and come back as another process."""
         self.crash()
-        while self.world.life.mistrusts(self.url):
-            await asyncio.sleep(0.25)
-        self.come_back(self.weights)
+        self._come_back_once_missed()
+
+    def _come_back_once_missed(self) -> None:
+        if self.world.life.mistrusts(self.url):
+            self.world.later(_MISSED_S, self._come_back_once_missed)
+        else:
+            self.come_back(self.weights)
 
     def come_back(self, weights: int) -> None:
         """Start again, with weights of its own."""

@@ -191,7 +191,7 @@ class World:
             engine.set_slowness(1.0)
             engine.unstick()
             if engine.lied:
-                self.spawn(engine.restart())
+                engine.restart()
         for future in (*self._held, *self._to_resume, *self._ambushes):
             _wake(future)
         for strike in tuple(self.faults.live):
