@@ -72,6 +72,14 @@ def extra_of(request: GenerateRequest) -> Mapping[str, Any]:
     return {key: value for key, value in extra.items() if key not in EXPERT_KEYS}
 
 
-def lift_of(request: GenerateRequest, encoding: Literal["base64", "numbers"]) -> Lift | None:
-    """What is to be taken out of the answer; None where no routed experts were asked for."""
-    return None if request.experts_from is None else Lift(LIFTED, encoding, request.experts_max_bytes)
+def lift_of(request: GenerateRequest, encoding: Literal["base64", "numbers"], *, unasked: bool = False) -> Lift | None:
+    """What is to be taken out of the answer; None where no routed experts will be in it.
+
+    Args:
+        request: whether it asks, and for how much at most.
+        encoding: of the engine.
+        unasked: the engine sends them to everybody.
+    """
+    if request.experts_from is None and not unasked:
+        return None
+    return Lift(LIFTED, encoding, request.experts_max_bytes)

@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Pure: bytes in, records out; no clock, no socket. Whether weights have labels there is all it remembers of a probe.
+- Pure: bytes in, records out; no clock, no socket. All it remembers of a probe is whether weights have labels there,
+  and whether answers have routed experts: those who did not ask get them too, and they are kept off the loop.
 - The engine's own id is `generate-tokens-<wire id>`: given to aborts, taken off answers. `X-Request-Id` is never sent,
   for it would win over the id in the body.
 - An empty list of ids makes no call: vLLM reads one as "everything".
@@ -55,6 +56,7 @@ class VLLMDialect:
     def __init__(self) -> None:
         self._params = SamplingParams()
         self._labels = True
+        self._sends_experts = False
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -73,7 +75,12 @@ class VLLMDialect:
             "output_mode": "tokens",
             "stream": stream,
         }
-        return Call("POST", "/inference/v1/generate", orjson.dumps(body), lift=lift_of(request, "base64"))
+        return Call(
+            "POST",
+            "/inference/v1/generate",
+            orjson.dumps(body),
+            lift=lift_of(request, "base64", unasked=self._sends_experts),
+        )
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read the answer; raises WorkerFailure or SampleFailure."""
@@ -85,7 +92,8 @@ class VLLMDialect:
 
     def experts_of(self, lifted: Any, request: GenerateRequest) -> RawExperts | None:
         """A `.npy` file of the layers that have experts, from the token on that was asked for."""
-        return raw_experts("npy", lifted, request.experts_from or 0)
+        start = request.experts_from
+        return None if start is None else raw_experts("npy", lifted, start)
 
     def refuses(self, sampling: SamplingConfig) -> str | None:
         """Name the first setting that vLLM would ignore, or that an answer has no room for."""
@@ -131,6 +139,7 @@ class VLLMDialect:
         """Read their answers; raises WorkerFailure (`wrong_dialect`, `unfit`, or why there is no answer)."""
         profile = profile_of(replies)
         self._labels = "weight_version" in profile.capabilities
+        self._sends_experts = "experts" in profile.capabilities
         return profile
 
     def info(self) -> Call:

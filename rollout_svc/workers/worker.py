@@ -243,11 +243,11 @@ class Worker:
         What it does not say of its model's routing any more, since its weights lie elsewhere now, it said before.
         """
         before = self.profile
-        if before is not None:
-            if before.weight_label != profile.weight_label:
-                self.withdrawn.clear()  # it was restarted, or given weights: let it show what it can
-            if before.experts is not None:
-                profile = replace(profile, experts=filled(profile.experts, before.experts))
+        label = EngineInfo(profile.weight_label)
+        if label.weight_label is not None and self.version not in (None, label.weight_version):
+            self.withdrawn.clear()  # it was restarted, or given weights by somebody: let it show what it can
+        if before is not None and before.experts is not None:
+            profile = replace(profile, experts=filled(profile.experts, before.experts))
         self.dialect, self.profile, self.refusal = dialect, self._believed(profile), None
 
     def _believed(self, profile: EngineProfile) -> EngineProfile:

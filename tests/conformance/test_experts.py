@@ -121,6 +121,7 @@ async def test_an_engine_that_loses_them(scene: Scene) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_nobody_asks_who_did_not_mean_to(scene: Scene, stream: bool) -> None:
     """P28: whatever the prompt line or the sampling names, a request without routed experts asks for none."""
+    await scene.profile()
     answer = await scene.call(None, stream=stream, extra=dict(RUDE), sampling=SamplingConfig(extra=RUDE))
     params = answer.sent.get("sampling_params", {})
     assert RUDE.keys().isdisjoint(answer.sent)

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from rollout_svc.config import SamplingConfig
-from rollout_svc.engines import Dialect, GenerateRequest, Lift, LMDeployDialect, SGLangDialect, VLLMDialect
+from rollout_svc.engines import Dialect, GenerateRequest, Lift, LMDeployDialect, Reply, SGLangDialect, VLLMDialect
 from rollout_svc.engines.params import EXPERT_KEYS
 from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import SampleFailure
@@ -45,6 +45,30 @@ def test_what_was_asked_for_is_lifted(dialect: Any, stream: bool) -> None:
     lift = dialect().generate(asked(experts_max_bytes=123), stream=stream).lift
     assert lift == Lift("routed_experts", encoding, 123)
     assert dialect().generate(asked(None), stream=stream).lift is None
+
+
+def test_what_vllm_sends_unasked_is_kept_off_the_loop() -> None:
+    """Its switch is for all requests: an evaluation's answer is as heavy, and nothing is made of it."""
+    dialect = VLLMDialect()
+    dialect.parse_probe(probed(model_config={"enable_return_routed_experts": True}))
+    assert dialect.generate(asked(None)).lift == Lift("routed_experts", "base64", 2**30)
+    assert dialect.experts_of(b"12", asked(None)) is None
+    dialect.parse_probe(probed())
+    assert dialect.generate(asked(None)).lift is None
+
+
+def probed(**config: Any) -> list[Reply]:
+    """What a vLLM answers to its probe."""
+    bodies: list[Any] = [
+        {"version": "0.32.0"},
+        {"data": [{"id": "m", "parent": None}]},
+        {},
+        {"weight_version": "0"},
+        {"paths": {}},
+        {},
+        {"vllm_config": config},
+    ]
+    return [Reply(200, orjson.dumps(body)) for body in bodies]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
