@@ -5,8 +5,8 @@ Invariants:
 - It is done before anybody can ask for anything, so that no call meets half of it.
 - Nothing of it is noted again: it is in the storage already.
 - Groups and samples keep their ids; an unfinished group goes on like one that a pause took back.
-- Routed experts are put where this life keeps them, off the loop, and owned before anybody can ask. What there is no
-  room for elsewhere is kept in memory, where it is already.
+- Routed experts are put where this life keeps them, and owned before anybody can ask. What there is no room for there
+  is kept in memory, where it is already.
 - A lease keeps its end in wall-clock time, whatever the loop's clock says in this life.
 """
 
@@ -180,11 +180,13 @@ async def _experts(found: FoundGroup, parts: Parts, store: Store) -> dict[int, H
     arrays = {index: state.experts for index, state in enumerate(found.samples) if state.experts is not None}
     if not arrays:
         return {}
-    stored = await asyncio.to_thread(lambda: {index: _put(store, array) for index, array in arrays.items()})
-    return {
-        index: parts.handles.hold(one, kind="experts", holder=f"{found.group_id}.{index}")
-        for index, one in stored.items()
-    }
+
+    def put() -> dict[int, Stored]:
+        return {index: _put(store, array) for index, array in arrays.items()}
+
+    stored = put() if isinstance(store, MemoryStore) else await asyncio.to_thread(put)
+    hold, name = parts.handles.hold, found.group_id
+    return {index: hold(one, kind="experts", holder=f"{name}.{index}") for index, one in stored.items()}
 
 
 def _put(store: Store, array: np.ndarray[Any, Any]) -> Stored:

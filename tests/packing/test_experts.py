@@ -35,7 +35,7 @@ def batch_of(shapes: list[tuple[int, int, bool, str]], handles: Handles) -> Batc
     return Batch("b", 0, tuple(made), {})
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(groups)
 def test_every_sample_has_its_own_rows(shapes: list[tuple[int, int, bool, str]]) -> None:
     """Whatever samples have some, rows lie one after the other, and everything else is as it is without them."""

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rollout_svc import recovery
 from rollout_svc.buffer.journal import Journal
-from rollout_svc.buffer.recovered import Position
+from rollout_svc.buffer.recovered import FoundGroup, Position
 from rollout_svc.errors import NotFound, SpentHandle
 from rollout_svc.group import Group
-from rollout_svc.tensors import Tally
+from rollout_svc.ledger import Ledger
+from rollout_svc.sample_state import SampleState
+from rollout_svc.tensors import Handles, MemoryStore, Stored, Tally
+from rollout_svc.tensors.shared import SharedStore
+from rollout_svc.trajectories.record import entry_of
 from tests.service.test_recovery import Disk
 from tests.support.groups import make_prompt, segment
 from tests.support.routed import LAYERS, TOP_K, own, ready_group, routing
@@ -172,3 +178,44 @@ async def test_a_restart_has_them_again(disk: Disk) -> None:
             lambda connection: connection.execute("SELECT DISTINCT group_id FROM experts ORDER BY 1").fetchall()
         )
         assert left == [("b",), ("c",)]
+
+
+class Full:
+    """A store without room."""
+
+    name = "full"
+
+    def put(self, tensor: Any) -> Stored:
+        """Refuse it."""
+        raise OSError("no room")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def segments(folder: Path) -> int:
+    """Files in a folder."""
+    return len(list(folder.iterdir()))
+
+
+async def test_recovered_experts_lie_where_this_life_keeps_them(tmp_path: Path) -> None:
+    """In shared memory where that is the store, in memory where it has no room: none is lost at a start."""  # P31
+    states = (SampleState(), SampleState(status="ABORTED", experts=routing("g.1", 4)))
+    found = FoundGroup("g", make_prompt(), "aborted", 0, 0, states)
+    async with stage(ready=False) as made:
+        for store, files in ((SharedStore(tmp_path), 1), (Full(), 0), (MemoryStore(), 0)):
+            [(index, handle)] = (await recovery._experts(found, made.parts, store)).items()
+            assert index == 1
+            assert segments(tmp_path) == files
+            assert np.array_equal(handle.read(), routing("g.1", 4))
+            handle.release("the test")
+            assert segments(tmp_path) == 0
+
+
+def test_nothing_that_is_stored_of_a_sample_tells_its_experts() -> None:
+    """A trajectory is the same with experts as without."""  # P28
+    ledger, handles = Ledger(), Handles()
+    groups = [ready_group(ledger, handles, "g", routed=routed) for routed in (True, False)]
+    assert handles.live["experts"].handles == 2
+    routed, plain = (entry_of(group, now=1.0, wall=1000.0) for group in groups)
+    assert routed == plain
