@@ -50,6 +50,7 @@ fuzz: $(VENV)/.installed ## Send the control API whatever its own description al
 bench: $(VENV)/.installed ## Run every bench (about 50 minutes on 2 cores).
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.dispatch
+	$(BIN)/python -m bench.stall
 	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.refill
 	$(BIN)/python -m bench.recovery

@@ -156,6 +156,7 @@ class HttpTransport:
                 headers={**endpoint.data_headers, "Accept-Encoding": "identity"},  # inflating would be done in the loop
                 allow_redirects=False,
             )
+            lifting: Lifting | None = None
             try:
                 if response.status != _OK:
                     return Reply(
@@ -175,6 +176,8 @@ class HttpTransport:
                 return Reply(_OK, b"".join([*body, rest]) if splitter is None else b"", lifted=value)
             finally:
                 response.close()  # as in `stream`
+                if lifting is not None:
+                    lifting.close()
 
     @staticmethod
     async def _send(session: aiohttp.ClientSession, endpoint: Endpoint, call: Call, headers: dict[str, str]) -> Reply:

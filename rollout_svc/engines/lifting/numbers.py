@@ -83,12 +83,13 @@ class Numbers:
     def _read(self, text: Vector) -> None:
         digits = text - np.uint8(_ZERO)  # wraps around: what is no digit comes to ten or more
         is_digit = digits < 10  # noqa: PLR2004 - a digit
-        digits *= is_digit
+        digits *= is_digit.view(np.uint8)
         is_end = is_digit.copy()
         is_end[:-1] &= ~is_digit[1:]  # the last byte is no digit
         kept = is_end | ~is_digit
         kept &= text > _BLANK  # JSON's blanks, and nothing else that could stand there
-        self._compare((text - digits)[kept])
+        # By places and not by a mask: NumPy takes a third of the time.
+        self._compare((text - digits).take(np.flatnonzero(kept)))
         self._room.add(_values(digits, is_digit, is_end))
 
     def _compare(self, skeleton: Vector) -> None:
@@ -136,19 +137,22 @@ class Numbers:
 
 def _values(digits: Vector, is_digit: Vector, is_end: Vector) -> Vector:
     """What each run of digits comes to: every place adds ten times what stood before it, where that was a digit."""
-    value = digits.astype(np.uint32)
+    own = value = digits.astype(np.uint16)
+    mask = is_digit.astype(np.uint16)
     run = is_digit
     for place in range(2, _DIGITS + 2):
-        run = run[1:] & is_digit[: len(run) - 1] if place == 2 else run[1:] & run[:-1]  # noqa: PLR2004 - pairs first
+        run = run[1:] & is_digit[: len(run) - 1]
         if not run.any():
             break
         if place > _DIGITS:
             raise _invalid(f"a number of over {_DIGITS} digits")
-        before = value[:-1] * np.uint32(10)
-        before *= is_digit[1:]
-        value = digits.astype(np.uint32)
+        if place == _DIGITS:
+            own, mask, value = own.astype(np.uint32), mask.astype(np.uint32), value.astype(np.uint32)
+        before = value[:-1] * value.dtype.type(10)
+        before *= mask[1:]
+        value = own.copy()
         value[1:] += before
-    found = value[is_end]
+    found = value.take(np.flatnonzero(is_end))
     if len(found) and int(found.max()) > _LARGEST:
         raise _invalid(f"a number over {_LARGEST}")
     return found.astype(np.uint16)

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ from rollout_svc.errors import SampleFailure
 
 __all__ = ["Lifting", "new_threads"]
 
-_THREADS: Final = 2  # batches decoded at once: the loop wants a core as well
+_CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_THREADS: Final = max(1, min(2, _CORES - 1))  # batches decoded at once: the loop has a core to itself, if there are two
 _BATCH: Final = 512 * 1024  # bytes handed over together: a hand-over costs as much as decoding 100 KiB of base64
 _INLINE: Final = {"base64": 64 * 1024, "numbers": 4 * 1024}  # bytes of a whole value that cost less than a hand-over
 _STRING: Final = 64 * 1024  # bytes of a string that is itself: a key has some tens
@@ -95,6 +97,12 @@ class Lifting:
             _decode(decoder, self._batch)
         return rest, decoder.finish()
 
+    def close(self) -> None:
+        """Want no more of what is being decoded; idempotent. What a thread is at ends with its batch."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.cancel()  # of one that has failed already, this says that nobody will ask
+
     def _take(self, part: Part) -> bool:
         """Take what is not the rest; always False."""
         if part.kind == "piece":
@@ -109,9 +117,7 @@ class Lifting:
     def _begin(self, kind: str) -> None:
         """Forget the value there was, if there was one: the last one counts."""
         self._batch, self._size, self._handed_over, self._open = [], 0, False, True
-        if self._job is not None:
-            self._job.cancel()
-            self._job = None
+        self.close()
         lift = self._lift
         if lift.encoding == "numbers":
             self._decoder = Numbers(lift.max_bytes, self._length) if kind == "list" else _Text()
@@ -123,7 +129,7 @@ class Lifting:
     async def _hand_over(self) -> None:
         """Give the batch to a thread, once the one before is done."""
         await self._done()
-        if self._decoder is None:
+        if self._decoder is None or not self._batch:
             return
         batch, self._batch, self._size, self._handed_over = self._batch, [], 0, True
         self._job = asyncio.get_running_loop().run_in_executor(self._threads, _decode, self._decoder, batch)
