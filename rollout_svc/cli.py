@@ -210,6 +210,15 @@ def stuck(
 
 
 @app.command()
+def memory(url: Url = _URL, token: Token = None, as_json: Json = False) -> None:
+    """Show what every process has, what grows with the steps, and what is to blame."""
+    from rollout_svc.observe.memory.table import show_memory  # noqa: PLC0415 - numpy, with its package
+
+    answer = _ask(url, token, lambda client: client.memory())
+    _answer(answer, as_json=as_json, show=show_memory)
+
+
+@app.command()
 def pause(
     url: Url = _URL,
     token: Token = None,

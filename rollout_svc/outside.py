@@ -54,6 +54,7 @@ class Outside:
         storage: makes groups durable; None: the journal at `buffer.path`, or memory, which promises nothing.
         new_id: makes ids of requests, groups and batches.
         wall: wall-clock time, seconds since the epoch, which another life compares with its own.
+        probes: whether the memory of this machine's processes is read, in a thread, at each step.
     """
 
     transport: Callable[[], Transport] = HttpTransport
@@ -64,3 +65,4 @@ class Outside:
     storage: Callable[[], Storage] | None = None
     new_id: NewId = _new_id
     wall: Callable[[], float] = time.time
+    probes: bool = True

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
+from rollout_svc.accounts import memory_record, watch_memory
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
 from rollout_svc.batches import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
@@ -28,6 +29,7 @@ from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.group import Group
 from rollout_svc.launching import address_problems, launch_problems
+from rollout_svc.observe.memory import MemorySampler
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
@@ -84,6 +86,7 @@ class RolloutService:
         self._stopping: asyncio.Task[None] | None = None
         self._weights: WeightCalls | None = None
         self._pauses: PauseCalls | None = None
+        self._memory: MemorySampler | None = None
         self.recovered: dict[str, int] = {}
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -115,6 +118,13 @@ class RolloutService:
         if self._weights is None:
             raise NotNow("starting", "the service has not been started")
         return self._weights
+
+    @property
+    def memory_watch(self) -> MemorySampler:
+        """The watch on memory and disk."""
+        if self._memory is None:
+            raise NotNow("starting", "the service has not been started")
+        return self._memory
 
     @property
     def state(self) -> State:
@@ -173,6 +183,7 @@ class RolloutService:
             runs=lambda: self._phase == "running",
         )
         self._pauses = PauseCalls(parts.pauses, parts.pool, self.config.pause, self._weights, self._check_running)
+        self._memory = watch_memory(parts, self.config, self.bus, probes=self._outside.probes)
         for worker in self.config.workers:
             self._fleet.add(worker)
         parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, among=groups)
@@ -376,7 +387,11 @@ class RolloutService:
 
     def status(self) -> dict[str, Any]:
         """The service's record of itself."""
-        return describe(self.parts, self.state, self.fleet.plan)
+        return describe(self.parts, self.state, self.fleet.plan) | {"memory": self.memory_watch.brief()}
+
+    async def memory(self) -> dict[str, Any]:
+        """What every process has, what grows with the steps, and who holds what; see `docs/memory.md`."""
+        return await memory_record(self.memory_watch, self.parts, self.config)
 
     def stuck(self, older_than_s: float | None = None) -> dict[str, Any]:
         """Who has been under way for longer than that, and where; None: longer than `pause.deadline_s`."""

@@ -18,7 +18,7 @@ import torch
 
 from rollout_svc.demo.files import GROUPS
 from rollout_svc.demo.grpo import collate, collate_tensors
-from rollout_svc.demo.records import WINDOW, Answer, StepRecord
+from rollout_svc.demo.records import WINDOW, Answer, StepRecord, memory_of
 from rollout_svc.demo.task import END_ID, MAX_REWARD, decode, encode, score
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class DemoLoop:
         self.client.ack(batch_id)
         self.client.pause(deadline_s=PAUSE_DEADLINE_S)
         self.history.ledger = self.client.status()["ledger"]
+        self.history.memory = memory_of(self.client.memory())
 
     def _step(self, step: int) -> str:
         started = time.monotonic()

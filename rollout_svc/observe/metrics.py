@@ -110,6 +110,16 @@ class Metrics:
         evaluated = Counter("rollout_evaluations", "Evaluations ended", ["outcome"], registry=registry)
         bus.subscribe(events.EvaluationFinished, lambda e: evaluated.labels(e.outcome).inc())
 
+        accounts = Gauge("rollout_memory_bytes", "Memory and disk", ["process", "account"], registry=registry)
+        growth = Gauge(
+            *("rollout_memory_growth_bytes_per_step", "Slope over the last window of steps", ["process", "account"]),
+            registry=registry,
+        )
+        growing = Counter("rollout_memory_growing", "Warnings of growth", ["process", "account"], registry=registry)
+        bus.subscribe(events.MemorySampled, lambda e: _fill(accounts, e.accounts))
+        bus.subscribe(events.MemorySampled, lambda e: _fill(growth, e.slopes))
+        bus.subscribe(events.MemoryGrowing, lambda e: growing.labels(e.process, e.account).inc())
+
     def _histograms(self, bus: events.EventBus) -> None:
         registry = self.registry
         pause = Histogram("rollout_pause_seconds", "Pause", ["mode", "clean"], buckets=_SECONDS, registry=registry)
@@ -174,3 +184,11 @@ class Metrics:
         self._version.set(status["weight_version"])
         self._rss.set(status["rss_bytes"])
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+def _fill(gauge: Gauge, values: Mapping[str, Mapping[str, float]]) -> None:
+    """Show these values by process and account, and no older ones."""
+    gauge.clear()
+    for process, accounts in values.items():
+        for account, value in accounts.items():
+            gauge.labels(process, account).set(value)

@@ -24,6 +24,7 @@ __all__ = [
     "Acked",
     "Checkpointed",
     "Document",
+    "GrowthRecord",
     "Health",
     "Plan",
     "Removed",
@@ -261,6 +262,29 @@ class EvaluationsRecord(Record):
     """Each prompt is a group of one sample."""
 
 
+class GrowthRecord(Record):
+    """An account that grows with the trainer's steps."""
+
+    process: str
+    account: str
+    bytes_per_step: int
+    bytes: Natural
+    grown_bytes: Natural
+    """Since that step."""
+    since_step: int
+    """Where it began, as far as that can be told."""
+    of_rss: float | None
+    """Its share of the growth of resident memory; null: that does not grow."""
+
+
+class MemoryBrief(Record):
+    """Whether memory, or a file, grows with the steps."""
+
+    verdict: str
+    """One line for people."""
+    growing: list[GrowthRecord]
+
+
 class Status(Record):
     """The service's record of itself."""
 
@@ -281,6 +305,7 @@ class Status(Record):
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural
+    memory: MemoryBrief
 
 
 class Workers(Record):

@@ -79,6 +79,11 @@ async def stuck(site: Site, query: bodies.Stuck) -> Any:
     return site.service.stuck(query.older_than_s)
 
 
+async def memory(site: Site) -> Any:
+    """What every process has, what grows with the trainer's steps, and what is to blame."""
+    return await site.service.memory()
+
+
 async def pause(site: Site, body: bodies.Pause) -> Any:
     """Stop the stage; answers by the deadline, with a report."""
     return (await site.service.pause(**_pause_arguments(body))).as_json()

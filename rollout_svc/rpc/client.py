@@ -82,8 +82,6 @@ class RolloutClient:
         """Close the connections; the last batch stays unacknowledged. Idempotent, and the client may be used again."""
         await self._wire.close()
 
-    # -- the stage -------------------------------------------------------------------------------------------
-
     async def ready(self) -> bool:
         """Say whether the service takes work; False too when it cannot be reached."""
         try:
@@ -100,6 +98,10 @@ class RolloutClient:
         """Return who has been under way for longer than that (None: than a pause may take), since when, and where."""
         query = "" if older_than_s is None else "?" + urlencode({"older_than_s": older_than_s})
         return await self._call("GET", "/v1/stuck" + query)
+
+    async def memory(self) -> Json:
+        """Return what every process has, what grows with the steps, and what is to blame."""
+        return await self._call("GET", "/v1/memory")
 
     async def pause(
         self,
@@ -240,8 +242,6 @@ class RolloutClient:
         body |= _given(sampling=sampling, version=version)
         return await self._call("POST", "/v1/evaluations", body, timeout_s=timeout_s + MARGIN_S)
 
-    # -- weights and the fleet -------------------------------------------------------------------------------
-
     async def update_weights(
         self,
         version: int,
@@ -367,6 +367,10 @@ class SyncRolloutClient:
     def stuck(self, older_than_s: float | None = None) -> Json:
         """See `RolloutClient.stuck`."""
         return self._run(self._client.stuck(older_than_s))
+
+    def memory(self) -> Json:
+        """See `RolloutClient.memory`."""
+        return self._run(self._client.memory())
 
     def pause(self, **arguments: Any) -> Json:
         """See `RolloutClient.pause`."""

@@ -16,6 +16,7 @@ from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.rpc import answers, bodies, calls
 from rollout_svc.rpc.batch_answer import BatchRecord
 from rollout_svc.rpc.evaluation_answer import EvaluationRecord
+from rollout_svc.rpc.memory_answer import MemoryRecord
 from rollout_svc.rpc.stuck_answer import StuckRecord
 
 __all__ = ["ROUTES", "Route"]
@@ -69,6 +70,7 @@ ROUTES: Final = (
         query=bodies.Stuck,
         refusals={400: ("bad_request",), 503: ("starting",)},
     ),
+    Route("GET", "/v1/memory", calls.memory, MemoryRecord, refusals={503: ("starting",)}),
     Route(
         *("POST", "/v1/pause", calls.pause, answers.Report),
         body=bodies.Pause,

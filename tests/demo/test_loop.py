@@ -97,6 +97,9 @@ class PlayedService:
         self.calls.append(("ack", batch_id))
         return {}
 
+    def memory(self) -> dict[str, Any]:
+        return {"verdict": "too early to say", "growing": [], "processes": []}
+
     def status(self) -> dict[str, Any]:
         return {"ledger": {"samples": ACCOUNT, "groups": ACCOUNT, "late_discarded": 0, "redone": 0}}
 

@@ -51,6 +51,8 @@ def test_a_short_run_goes_all_the_way_round(tmp_path: Path) -> None:
         assert account["failed"] == account["leased"] == account["in_flight"] == 0
     assert summary["ledger"]["groups"]["consumed"] == 6 * 16
     assert summary["ledger"]["samples"]["consumed"] == 6 * 16 * 16
+    assert summary["memory"]["verdict"] == "too early to say: 6 of 20 steps were seen"
+    assert summary["memory"]["rss_bytes"] > 10**7
     assert left_behind(tmp_path) == []
 
 

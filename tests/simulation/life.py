@@ -89,6 +89,7 @@ class Life:
                 storage=lambda: SimJournal(self) if shape.journalled else SimStorage(self),
                 wall=lambda: world.now,
                 new_id=lambda: f"{self._ids.getrandbits(128):032x}",
+                probes=False,
             ),
         )
 

@@ -5,9 +5,9 @@ window, and all must be answered with yes:
 
 - How steep is it? Theil and Sen: the median of the slopes between any two points. A few wild points change nothing.
 - Does it rise throughout? Kendall: of all pairs of points, the later one is higher in most. One jump is not enough.
-- Does it still, and has it for long? The ramp that fits best (flat, then a line, then flat) has to be long, to reach
-  the end of the window, and to be as steep at the end as before. A buffer that fills in half of a window is short, one
-  that was filled before is over, one that fills ever more slowly bends.
+- Does it still, and has it for long? The ramp that fits best (flat, then a line, then flat) has to be long, and to
+  reach the end of the window. A buffer that fills in half of a window is short, one that was filled before, or fills
+  ever more slowly, is over.
 
 Invariants:
 
@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["POINTS", "Rise", "condense", "rises", "slopes"]
+__all__ = ["POINTS", "Rise", "condense", "rises"]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
@@ -32,7 +32,6 @@ POINTS: Final = 40
 _RISING_PAIRS: Final = 0.7  # of pairs that rise, less those that fall: a single jump has at most 0.53
 _LONG: Final = 0.6  # of the window, that the best ramp lasts
 _OVER: Final = 0.2  # of the window, since the best ramp was over: then it is no longer growing
-_BEND: Final = 0.5  # slope of the later half of the window over that of the earlier one: less is running out
 
 
 class Rise(NamedTuple):
@@ -83,13 +82,6 @@ def condense(values: Floats, points: int = POINTS) -> tuple[Floats, int]:
     return np.median(whole.reshape(len(values), -1, size), axis=2), size
 
 
-def slopes(values: Floats) -> Floats:
-    """The median of the slopes between any two points of each series, per point (Sen 1968); shape (series,)."""
-    tables = _tables(values.shape[1])
-    rise = values[:, tables.second] - values[:, tables.first]
-    return np.asarray(np.median(rise / (tables.second - tables.first), axis=1), dtype=np.float64)
-
-
 def rises(values: Floats) -> Rise:
     """Ask the three questions of each series.
 
@@ -99,12 +91,10 @@ def rises(values: Floats) -> Rise:
     count = values.shape[1]
     tables = _tables(count)
     rise = values[:, tables.second] - values[:, tables.first]
-    slope = np.asarray(np.median(rise / (tables.second - tables.first), axis=1), dtype=np.float64)
+    slope = np.median(rise / (tables.second - tables.first), axis=1)
     throughout = np.sign(rise).mean(axis=1) >= _RISING_PAIRS
     best = np.argmax(_calmed(values) @ tables.ramps.T, axis=1)
-    half = count // 2
-    bends = slopes(values[:, -half:]) < _BEND * slopes(values[:, :half])
-    return Rise(slope, throughout & tables.likely[best] & ~bends, tables.starts[best])
+    return Rise(slope, throughout & tables.likely[best], tables.starts[best])
 
 
 def _calmed(values: Floats) -> Floats:

@@ -62,7 +62,7 @@ class Growth:
         bytes: what it has now.
         grown_bytes: since `since_step`.
         since_step: the trainer's step at which it began, as far as that can be told.
-        of_rss: its share of the growth of resident memory; None: that does not grow.
+        of_rss: its share of the growth of resident memory; None: that does not grow, or it is no part of that.
         again: whether it was said before, at half of this or less.
     """
 
@@ -270,17 +270,18 @@ class MemoryWatch:
         since = series.steps[min(start, len(series.steps) - 1)]
         slope, now = float(series.slopes[row]), series.level(row)
         grown = max(0, round(now - base))
-        growth = Growth(process, account, slope, round(now), grown, since, _share(slope, rss), again=False)
+        growth = Growth(
+            process, account, slope, round(now), grown, since, self._share(account, slope, rss), again=False
+        )
         series.said[account] = _Said(growth, growth, base, max(1.0, grown))
         return growth
 
-    @staticmethod
-    def _growth(process: str, series: _Series, account: str, said: _Said, rss: float) -> Growth:
+    def _growth(self, process: str, series: _Series, account: str, said: _Said, rss: float) -> Growth:
         row = series.names[account]
         slope, now = float(series.slopes[row]), series.level(row)
         grown = max(0, round(now - said.base))
         since = said.first.since_step
-        return Growth(process, account, slope, round(now), grown, since, _share(slope, rss), again=True)
+        return Growth(process, account, slope, round(now), grown, since, self._share(account, slope, rss), again=True)
 
     def _cause(self, series: _Series, account: str) -> str:
         """Follow the growth of an account to the smallest part that explains it."""
@@ -291,6 +292,13 @@ class MemoryWatch:
             if most is None or self._slope(series, most) < _BLAMED * slope:
                 return UNACCOUNTED if account == RSS and UNACCOUNTED in series.names else account
             account = most
+
+    def _share(self, account: str, slope: float, rss: float) -> float | None:
+        """Its part of the growth of resident memory; None where it is no part of that, or that does not grow."""
+        whole: str | None = account
+        while whole is not None and whole != RSS:
+            whole = self._inside(whole)
+        return None if whole is None or rss <= 0 else min(1.0, max(0.0, slope / rss))
 
     def _inside(self, account: str) -> str | None:
         return self._handles_in if account.startswith("handles.") else _INSIDE.get(account)
@@ -349,10 +357,6 @@ def _said(growth: Growth) -> str:
     if growth.of_rss is not None and growth.account != RSS:
         line += f", {growth.of_rss:.0%} of the growth of its resident memory"
     return line
-
-
-def _share(slope: float, rss: float) -> float | None:
-    return min(1.0, max(0.0, slope / rss)) if rss > 0 else None
 
 
 def _gap(steps: deque[int]) -> float:

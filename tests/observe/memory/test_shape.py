@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_svc.observe.memory.shape import Floats, condense, rises, slopes
+from rollout_svc.observe.memory.shape import Floats, condense, rises
 
 WINDOW = 20
 
@@ -35,10 +35,11 @@ def test_what_fills_up_is_not_steady(start: int, length: int) -> None:
     assert not found.steady[0]
 
 
-def test_what_ends_or_bends_is_not_steady() -> None:
+def test_what_has_ended_or_runs_out_is_not_steady() -> None:
     """Neither a ramp that is over, nor one that runs out, nor a falling one, nor none."""  # P30
     assert not rises(window(lambda x: np.minimum(x, 12))).steady[0]
     assert not rises(window(lambda x: 1 - np.exp(-x / 6))).steady[0]
+    assert not rises(window(lambda x: 1 - np.exp(-x / 14))).steady[0]
     assert not rises(window(lambda x: -x)).steady[0]
     assert not rises(window(np.zeros_like)).steady[0]
 
@@ -61,7 +62,7 @@ def test_a_few_wild_points_do_not_move_a_slope(spoilt: set[int], wild: float) ->
     values = np.arange(WINDOW, dtype=np.float64) * 5
     for place in spoilt:
         values[place] = wild
-    assert slopes(values[None, :])[0] == pytest.approx(5, rel=0.35)
+    assert rises(values[None, :]).slope[0] == pytest.approx(5, rel=0.35)
 
 
 def test_a_long_window_is_condensed_by_medians() -> None:

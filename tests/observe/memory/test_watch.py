@@ -61,7 +61,7 @@ def leak(level: float, start: int, growth: float = 0.01) -> Callable[[int], floa
     return lambda step: level * (1 + growth * max(0, step - start))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("account", [name for name in LEVELS if name != "rss"])
 def test_a_leak_in_any_account_is_named_within_20_steps(account: str, seed: int) -> None:
     """An account that grows by 1 % a step is named, and no other, at the latest 20 steps after it began."""  # P30
@@ -78,9 +78,9 @@ def test_a_leak_in_any_account_is_named_within_20_steps(account: str, seed: int)
     assert abs(growth.since_step - start) <= 6
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.02])
+@pytest.mark.parametrize("noise", [0.01, 0.02, 0.3])
 def test_flat_noise_is_never_a_leak(noise: float) -> None:
-    """In 1,000 steps of 80 accounts, each with noise of its own of up to 2 %, nothing is said."""  # P30
+    """In 1,000 steps of 80 accounts, each with noise of its own, even of 30 %, nothing is said."""  # P30
     levels = np.random.default_rng(7).uniform(1e6, 1e10, size=80)
     values = levels * (1 + noise * np.random.default_rng(8).standard_normal((1000, 80)))
     records = [{f"handles.{place}": round(value) for place, value in enumerate(row)} for row in values]
@@ -134,13 +134,13 @@ SHAPES: dict[str, Callable[[int], Callable[[int], float]]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_only_looks_like_a_leak_is_none(shape: str, seed: int) -> None:
     """Warm-up, buffers that fill once, steps, saw-teeth and waves up to a window long say nothing."""  # P30
     of = SHAPES[shape](seed)
     level = LEVELS["python_heap"]
-    records = noisy(250, seed, noise=0.005, python_heap=lambda step: level * of(step))
+    records = noisy(140, seed, noise=0.005, python_heap=lambda step: level * of(step))
     for record in records:  # the heap is resident
         record["rss"] += max(0, record["python_heap"] - level)
     assert run(MemoryWatch(), records) == []
@@ -172,6 +172,13 @@ def test_a_leak_is_said_once_then_when_it_has_doubled_then_at_its_end() -> None:
     assert growth.account == "handles.experts"
 
 
+def test_a_leak_that_all_but_stops_has_ended() -> None:
+    """What grows by a tenth of what it did is said to have ended, though it grows."""
+    told = run(MemoryWatch(), [{"handles.shard": MB * (10 * min(step, 60) + max(0, step - 60))} for step in range(120)])
+    [end] = [step for step, news in told if news.ended]
+    assert 60 < end <= 60 + WINDOW
+
+
 def test_a_leak_that_comes_back_is_said_anew() -> None:
     """After its end a leak may be said again, once it is higher than it ever was."""
 
@@ -180,6 +187,12 @@ def test_a_leak_that_comes_back_is_said_anew() -> None:
 
     told = run(MemoryWatch(), noisy(260, 6, handles__experts=twice))
     assert sum(not growth.again for _, news in told for growth in news.growing) == 2
+
+
+def test_a_file_has_no_share_in_the_growth_of_memory() -> None:
+    """What lies on the disk, or on a device, is no part of what is resident."""
+    told = run(MemoryWatch(), noisy(60, 1, 0.001, journal_disk=leak(300e6, 30, 0.05)))
+    assert [growth.of_rss for growth in told[0][1].growing] == [None]
 
 
 def test_small_change_is_not_worth_a_word() -> None:
