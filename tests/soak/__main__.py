@@ -10,6 +10,7 @@ Exit codes: 0 nothing grew and every handle had its owner; 1 something did not h
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ from rollout_svc.embedded.model import build, preset
 from rollout_svc.rpc.client import SyncRolloutClient
 from tests.chaos.leaks import resident_bytes
 from tests.soak.account import Account, Book, Sight, resident_of
+from tests.soak.heap import heap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +92,7 @@ class Soak:
         self.cut += sum(worker["in_flight"] for worker in report["workers"].values())
         held = self.book.of(report["ticket"])
         engines = tuple(resident_of(pid) for pid in self.engines)
-        self.account.add(Sight(held, engines, resident_bytes()))
+        self.account.add(Sight(held, engines, resident_bytes(), heap().bytes))
 
     def tell(self, what: str, done: int, wanted: int) -> None:
         """A line of progress, now and then."""
@@ -106,8 +108,11 @@ def run(steps: int, pauses: int, out: Path) -> int:
     options = DemoOptions(out=out, task=TASK, model=MOE)
     files, book = RunFiles(out), Book(out / "book.jsonl")
     files.prepare(options)
+    book.path.unlink(missing_ok=True)  # of a run before this one
     model = build(preset(MOE, vocab_size=len(VOCABULARY), context=TASK.context), 0)
     account = Account()
+    gc.collect()
+    gc.freeze()  # what was imported lives as long as the process, and would be walked through at every step
     with Children(files.logs) as children:
         engines = _engines(children, files, options, files.save_weights(model, 0))
         _write_config(files, options, [url for url, _ in engines])

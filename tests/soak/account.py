@@ -16,13 +16,19 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from tests.soak.slope import slope_of
+from tests.soak.slope import SPREAD, slope_of
 
 BOOK_TIMEOUT_S: Final = 5.0
 """For a line of the book: it is written before the pause is answered."""
 BOOK_POLL_S: Final = 0.002
 TASKS: Final = 8
 """Of the service's event loop, that there may be more at the end of the window."""
+IN_USE: Final = 2**18
+"""Bytes that may be in use more at the end of the window: what the last thousand batches were is remembered."""
+BLOCKS: Final = 2_500
+"""Python's blocks that there may be more: about five a step; a sample left behind at every step is dozens of them."""
+ENGINE: Final = 2**20
+"""Bytes that an engine may grow by: half of what another process may, for it has two threads."""
 MIN_STEPS: Final = 8
 """Steps without which there is no slope."""
 
@@ -34,11 +40,13 @@ class Sight(NamedTuple):
         held: the service's line of its book.
         engines: resident bytes of each engine.
         trainer: resident bytes of the trainer.
+        trained: bytes in use in the trainer.
     """
 
     held: dict[str, Any]
     engines: tuple[int, ...]
     trainer: int
+    trained: int
 
 
 class Book:
@@ -109,7 +117,7 @@ class Account:
 
     def latest(self) -> str:
         """The last step, for a line of progress."""
-        held, engines, trainer = self._sights[-1]
+        held, engines, trainer, _ = self._sights[-1]
         sizes = " ".join(_mb(size) for size in engines)
         handles = f"handles {held['live']}={held['reachable']} of {held['made']}, lost {held['lost']}"
         return f"MB: service {_mb(held['rss'])} engines {sizes} trainer {_mb(trainer)}  {handles}"
@@ -119,18 +127,22 @@ class Account:
         sights, self._sights = self._sights, []
         if len(sights) < MIN_STEPS:
             return
-        self._judge(what, "service", [sight.held["rss"] for sight in sights])
+        self._judge(what, "service", [sight.held["rss"] for sight in sights], SPREAD)
+        self._judge(what, "service, in use", [sight.held["bytes"] for sight in sights], IN_USE)
         for index in range(len(sights[0].engines)):
-            self._judge(what, f"engine-{index}", [sight.engines[index] for sight in sights])
-        self._judge(what, "trainer", [sight.trainer for sight in sights])
+            self._judge(what, f"engine-{index}", [sight.engines[index] for sight in sights], ENGINE)
+        self._judge(what, "trainer, in use", [sight.trained for sight in sights], IN_USE)
+        blocks = slope_of([sight.held["blocks"] for sight in sights], spread=BLOCKS)
+        if not blocks.flat:
+            self.break_(f"Python's blocks in the service grow in {what}: {blocks.value:.1f} a step")
         tasks = slope_of([sight.held["tasks"] for sight in sights], spread=TASKS)
         if not tasks.flat:
             self.break_(f"tasks of the service grow in {what}: {tasks.value:.2f} a step")
         if not self._most:
             self.break_("no step had a handle")
 
-    def _judge(self, what: str, process: str, series: list[int]) -> None:
-        found = slope_of(series)
+    def _judge(self, what: str, process: str, series: list[int], spread: float) -> None:
+        found = slope_of(series, spread)
         verdict = "flat" if found.flat else "GROWS"
         self.rows.append(
             (

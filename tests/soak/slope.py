@@ -14,9 +14,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SPREAD: Final = 2**20
+SPREAD: Final = 2 * 2**20
 """Bytes that a process may grow by over the window, however long: the allocator still spreads out, ever more slowly.
-Over 500 steps that is half a page a step; a sample left behind, with its tokens and its task, is several pages."""
+Over 500 steps that is a page a step; a sample left behind, with its tokens and its task, is several."""
 WARM_STEPS: Final = 250
 """A shorter window is still of a process that warms up: it may grow by twice as much."""
 SIGMAS: Final = 3.0

@@ -17,8 +17,8 @@ from tests.support.stage import stage
 
 
 def held(ticket: int = 1, **changes: Any) -> dict[str, Any]:
-    clean = {"ticket": ticket, "live": 3, "reachable": 3, "lost": 0, "made": 9, "rss": 80_000_000, "tasks": 12}
-    return clean | changes
+    clean = {"ticket": ticket, "live": 3, "reachable": 3, "lost": 0, "made": 9, "rss": 80_000_000}
+    return clean | {"bytes": 18_000_000, "blocks": 370_000, "tasks": 12} | changes
 
 
 def soaked(steps: int = 300, **changes: Any) -> Account:
@@ -26,8 +26,8 @@ def soaked(steps: int = 300, **changes: Any) -> Account:
     account = Account()
     for step in range(steps):
         now = {key: change(step) if callable(change) else change for key, change in changes.items()}
-        engine, trainer = now.pop("engine", 200_000_000), now.pop("trainer", 300_000_000)
-        account.add(Sight(held(**now), (200_000_000, engine), trainer))
+        engine, trained = now.pop("engine", 200_000_000), now.pop("trained", 50_000_000)
+        account.add(Sight(held(**now), (200_000_000, engine), 300_000_000 + (step % 7) * 5_000_000, trained))
     account.close("steps")
     account.stopped(held(live=0, reachable=0))
     return account
@@ -37,15 +37,17 @@ def test_a_clean_run_is_clean() -> None:
     """Whatever grew while it warmed up; the table has every process."""
     account = soaked(rss=lambda step: 80_000_000 + min(step, 120) * 100_000)
     assert not account.broken
-    assert account.table().count("flat") == 4
+    assert account.table().count("flat") == 5
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rss": lambda step: 80_000_000 + 20_000 * step}, "service grows in steps by 20000 bytes a step"),
+        ({"rss": lambda step: 80_000_000 + 40_000 * step}, "service grows in steps by 40000 bytes a step"),
         ({"engine": lambda step: 200_000_000 + 20_000 * step}, "engine-1 grows"),
-        ({"trainer": lambda step: 200_000_000 + 20_000 * step}, "trainer grows"),
+        ({"trained": lambda step: 50_000_000 + 20_000 * step}, "trainer, in use grows"),
+        ({"bytes": lambda step: 18_000_000 + 5_000 * step}, "service, in use grows in steps by 5000 bytes a step"),
+        ({"blocks": lambda step: 370_000 + 50 * step}, "blocks in the service grow in steps: 50.0 a step"),
         ({"tasks": lambda step: 12 + step // 5}, "tasks of the service grow"),
         ({"live": lambda step: 3 + (step == 200)}, "4 of which 3 (after 201 "),
         ({"live": 2}, "live handles are not the reachable ones"),

@@ -10,10 +10,12 @@ A line of JSON at the end of every pause, and one when it has stopped.
 | `lost` | handles that were forgotten by their holder |
 | `made` | handles there ever were |
 | `rss` | resident memory, bytes |
+| `bytes` `blocks` | in use, as `heap.py` counts |
 | `tasks` | of the event loop |
 
 Invariants:
-- Nothing of the service is changed; what is read is read at moments at which no answer is being taken in.
+- Nothing of the service is changed, but that its garbage is collected before it is counted.
+- What is read is read at moments at which no answer is being taken in.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from rollout_svc.gate import LANES
 from rollout_svc.service import RolloutService
 from rollout_svc.tensors import Handle
 from tests.chaos.leaks import resident_bytes
+from tests.soak.heap import heap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +69,7 @@ def entry(parts: Parts, ticket: int | None) -> dict[str, Any]:
         "lost": handles.lost.total(),
         "made": handles.made.total(),
         "rss": resident_bytes(),
+        **heap()._asdict(),
         "tasks": len(asyncio.all_tasks()),
     }
 
