@@ -9,11 +9,13 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-__all__ = ["InMemory", "MemoryStore", "Store", "Stored"]
+__all__ = ["InMemory", "MemoryStore", "Store", "StoreName", "Stored", "make_store"]
+
+StoreName = Literal["memory", "shared", "ray"]
 
 
 class Stored(Protocol):
@@ -36,7 +38,7 @@ class Store(Protocol):
     name: str
 
     def put(self, tensor: np.ndarray[Any, Any]) -> Stored:
-        """Store a tensor; the caller writes to it no more."""
+        """Store a tensor; the caller writes to it no more. What it raises means that there is no room."""
 
     def close(self) -> None:
         """Give up what the store itself holds; idempotent. What was put is its owners' to free."""
@@ -78,3 +80,20 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing is held here."""
+
+
+def make_store(name: StoreName, ray_address: str = "auto") -> Store:
+    """Make a store; may take seconds, and is called off the event loop.
+
+    Raises:
+        OSError: it is not to be had here: no shared memory, no Ray cluster (ConnectionError).
+    """
+    if name == "shared":
+        from rollout_svc.tensors.shared import SharedStore  # noqa: PLC0415 - only where it is asked for
+
+        return SharedStore()
+    if name == "ray":
+        from rollout_svc.tensors.ray_store import RayStore  # noqa: PLC0415
+
+        return RayStore(ray_address)
+    return MemoryStore()
