@@ -70,6 +70,7 @@ class MemorySampler:
         self._accounts = accounts
         self._launched = launched
         self._probe = probe
+        self._trouble = ""
         self._pids: dict[str, int] = {}
         self._due: tuple[int, Accounts] | None = None
         self._wake = asyncio.Event()
@@ -82,7 +83,10 @@ class MemorySampler:
     @property
     def trouble(self) -> str:
         """Why something could not be read; empty: all could."""
-        return "" if self._probe is None else self._probe.trouble
+        return self._trouble or ("" if self._probe is None else self._probe.trouble)
+
+    def _fails(self, why: str) -> None:
+        self._trouble = why
 
     def brief(self) -> dict[str, Any]:
         """What `status` says."""
@@ -131,7 +135,7 @@ class MemorySampler:
             for name in [name for name, pid in self._pids.items() if launched.get(name) != pid]:
                 self.watch.forget(name)
             self._pids = launched
-            self._reading = _in_a_thread(partial(self._probe.read, launched))
+            self._reading = _in_a_thread(partial(self._probe.read, launched), self._fails)
         reading = self._reading
         done, _ = await asyncio.wait({reading}, timeout=_READ_S)
         if not done:
@@ -187,8 +191,11 @@ def _ended(growth: Growth) -> MemoryGrowthEnded:
     return MemoryGrowthEnded(growth.process, growth.account, growth.bytes, growth.grown_bytes, growth.since_step)
 
 
-def _in_a_thread(read: Callable[[], Readings]) -> asyncio.Future[Readings]:
-    """Read in a thread that nobody waits for at the end of the process: a disk that hangs would hold it."""
+def _in_a_thread(read: Callable[[], Readings], trouble: Callable[[str], None]) -> asyncio.Future[Readings]:
+    """Read in a thread that nobody waits for at the end of the process: a disk that hangs would hold it.
+
+    An error is told to `trouble`, in that thread, and nothing was read then.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Readings] = loop.create_future()
 
@@ -199,7 +206,8 @@ def _in_a_thread(read: Callable[[], Readings]) -> asyncio.Future[Readings]:
     def work() -> None:
         try:
             readings = read()
-        except OSError:  # what could not be read is not there
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next reading must not wait for this one
+            trouble(f"{type(error).__name__}: {error}")
             readings = {}
         if not loop.is_closed():
             with contextlib.suppress(RuntimeError):  # it was closed just now

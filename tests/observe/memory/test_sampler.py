@@ -28,12 +28,15 @@ class Readings:
         self.trouble = ""
         self.values: dict[str, dict[str, int]] = {"service": {"rss": 500 * MB}}
         self.asked: list[dict[str, int]] = []
+        self.error: Exception | None = None
         self.go = threading.Event()
         self.go.set()
 
     def read(self, launched: Mapping[str, int]) -> dict[str, dict[str, int]]:
         self.asked.append(dict(launched))
         self.go.wait(20)
+        if self.error is not None:
+            raise self.error
         return self.values
 
 
@@ -137,6 +140,19 @@ async def test_a_reading_that_hangs_is_in_nobodys_way() -> None:
     assert made.sampler.brief()["verdict"].startswith("too early")
     await made.end()
     reader.go.set()
+
+
+async def test_a_reading_that_fails_is_told_and_the_next_one_works() -> None:
+    """Half of a record would look like a fall, so that step has none; why is in the record of memory."""
+    reader = Readings()
+    made = Watched(reader)
+    reader.error = AttributeError("half imported")
+    await made.sampler.look()
+    assert made.sampler.trouble == "AttributeError: half imported"
+    reader.error = None
+    await made.taken(1)
+    assert made.sampler.watch.steps("service") == 1
+    await made.end()
 
 
 async def test_those_who_ask_at_once_share_a_reading() -> None:
