@@ -57,8 +57,8 @@ class RoutingTable:
         self._table[target, :length] = self._table[source, :length]
 
     def leave(self, job: Job, row: int) -> None:
-        """Give a job that asked for it the routing of all its tokens but the last."""
-        if job.wants_routing:
+        """Give a job that asked for it the routing of all its tokens but the last; a model without experts has none."""
+        if job.wants_routing and len(self._layers):
             job.routing = self._table[row, : job.length - 1].clone()
 
 

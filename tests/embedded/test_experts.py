@@ -15,7 +15,7 @@ from rollout_svc.embedded.experts import Experts, choose
 from rollout_svc.embedded.model import TinyConfig
 from rollout_svc.embedded.routing import DENSE
 from rollout_svc.embedded.scheduler import Scheduler
-from tests.embedded.helpers import MOE_CONFIG, VOCABULARY, job, moe_model, plain_logprobs, run_to_end
+from tests.embedded.helpers import MOE_CONFIG, VOCABULARY, job, moe_model, plain_logprobs, run_to_end, small_model
 
 if TYPE_CHECKING:
     from rollout_svc.embedded.job import Job
@@ -154,9 +154,28 @@ def test_a_retraction_keeps_the_rows_that_were_there() -> None:
     assert done.logprobs[held:] != pytest.approx(old[held:], abs=1e-4)
 
 
+def test_rows_are_recorded_on_across_an_update_that_keeps_the_cache() -> None:
+    """Frozen in its row, a request keeps the routing that was there, and gets one row for each token after it."""
+    engine = Scheduler(moe_model(), VOCABULARY, max_running=4)
+    with torch.inference_mode():
+        engine.submit(asking(limit=24))
+        for _ in range(10):
+            engine.step()
+        engine.freeze()
+        engine.model.load_state_dict(moe_model(7).state_dict())
+        engine.thaw()
+    rows = routing_of(run_to_end(engine)["r"].job)
+    alone = routing_of(run_to_end(scheduler(), [asking(limit=24)])["r"].job)
+    before = 3 + 11 - 1  # the first step prefills and decodes
+    assert torch.equal(rows[:before], alone[:before])
+    assert not torch.equal(rows[before:], alone[before:])
+
+
 def test_nothing_is_recorded_for_who_does_not_ask() -> None:
     """Nor for a model without experts; dense layers hold what is no expert."""
     assert run_to_end(scheduler(), [job("r")])["r"].job.routing is None
+    dense_model = Scheduler(small_model(), VOCABULARY, max_running=4)
+    assert run_to_end(dense_model, [asking()])["r"].job.routing is None
     done = run_to_end(scheduler(), [asking()])["r"].job
     assert done.routing is not None
     dense = [layer for layer in range(MOE_CONFIG.layers) if layer not in MOE]
