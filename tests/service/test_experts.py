@@ -204,6 +204,15 @@ async def test_what_does_not_fit_fails_for_good() -> None:
         assert not made.parts.handles.live
 
 
+async def test_an_answer_of_other_weights_leaves_nothing() -> None:
+    """It was restarted in silence: what it answers is refused, and the rows it brought are released."""  # P24 P27
+    async with experts(pushed=1) as (engine, made):
+        await engine.wait_running(1)
+        engine.release(fate=Answer([7, 8], "stop", weight_version="9"))
+        await made.until(lambda: made.parts.handles.made["experts"] == 1 and not made.parts.handles.live)
+        assert not made.parts.handles.lost
+
+
 @pytest.mark.parametrize("late", [False, True])
 async def test_rows_that_are_read_over_a_pause(late: bool) -> None:
     """Read in time the answer counts, as late as it is; else its call is one that was not answered."""  # P3 P27

@@ -38,7 +38,7 @@ _JOURNALLED: Final = 0.5
 PUSHED: Final = "p"
 FILTER_TIMEOUT_S: Final = 1.5
 _FILTERED: Final = 0.3  # share of the tasks that have a filter
-_ROUTED: Final = 0.25  # share of the histories whose samples have routed experts
+_ROUTED: Final = 0.22  # share of the histories whose samples have routed experts
 _UNROUTED: Final = 0.2  # share of the tasks that want none
 
 

@@ -105,7 +105,7 @@ class SimTransport:
 
     async def _way_back(self, fault: str | None) -> None:
         world, rng = self._world, self._world.rng
-        if fault == "answer_late":
+        if fault == "answer_late" or (fault in EXPERTS and rng.random() < 0.5):  # a lie may come at any rung
             await world.at_most(rng.uniform(0.2, 6.0))
         elif fault == "answer_after_resume":
             await world.until_resumed()

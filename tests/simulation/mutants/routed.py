@@ -24,12 +24,6 @@ ROUTED: Final = (
         ("sample", '            self._release_experts("its continuation")\n', ""),
     ),
     _mutant(
-        "revoked_write_keeps_rows",
-        "what a revoked attempt brings is released by nobody",
-        "P27",
-        ("sample", 'experts.release(f"{self.sample_id}: a revoked write")', "experts.nbytes"),
-    ),
-    _mutant(
         "redone_keeps_rows",
         "a sample that begins again goes on from the rows it had",
         "P27",
@@ -77,15 +71,9 @@ ROUTED: Final = (
         ),
     ),
     _mutant(
-        "refused_answer_keeps_rows",
-        "an answer of other weights is refused, and its rows are released by nobody",
-        "P27",
-        ("workers.pool", '            release(completion, f"{call.sample_id}: an answer that was refused")\n', ""),
-    ),
-    _mutant(
         "incomplete_rows_are_judged",
         "a sample whose rows are not all there is taken for whole",
-        "P27",
+        "P27 P4",
         ("rollout.run", "if context.experts and (missing := sample.rows_missing):", "if missing := 0:"),
         ("workers.experts", "elif not may_lack(completion, request):", "elif not completion.ids:"),
     ),
@@ -106,7 +94,7 @@ ROUTED: Final = (
     _mutant(
         "evaluation_switches_it_off",
         "an evaluation takes the setting away from training, for good",
-        "P28",
+        "P27 P28",
         (
             "evaluations.request",
             'drawn.model_copy(update={"return_routed_experts": False}, deep=True)',
