@@ -71,7 +71,7 @@ chaos-smoke: $(VENV)/.installed ## The same, small: 256 in flight, 100 flaps (un
 durability: $(VENV)/.installed ## Kill a loaded service 200 times and account for every prompt (ARGS="--rounds 20").
 	$(BIN)/python -m tests.durability $(ARGS)
 
-soak: $(VENV)/.installed ## Run 1,000 steps with experts, then 1,000 pauses: nothing grows (ARGS="--out DIR"; about 5 minutes).
+soak: $(VENV)/.installed ## Run 1,000 steps with experts, then 1,000 pauses: nothing grows (ARGS="--out DIR"; about 8 minutes).
 	$(BIN)/python -m tests.soak --steps 1000 --pauses 1000 $(ARGS)
 
 soak-smoke: $(VENV)/.installed ## The same, 100 of each (half a minute).
