@@ -6,8 +6,9 @@ VLLM   := .venv-vllm
 ARGS   ?=
 SEEDS  ?= 0:3000
 JOBS   ?= 2
-# Most tests wait more than they work: two processes take half of the time. A file stays in one, for what it starts is shared.
-SPREAD ?= -n $(JOBS) --dist loadfile
+# Most tests wait more than they work: two processes take half of the time. A file stays in one, for what it starts is
+# shared, and so do all tests of Ray, which have one cluster (tests/conftest.py).
+SPREAD ?= -n $(JOBS) --dist loadgroup
 
 .PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench
 .PHONY: chaos chaos-smoke durability soak soak-smoke test-shards test-router test-vllm test-vllm-smoke test-wheel clean
@@ -76,7 +77,7 @@ durability: $(VENV)/.installed ## Kill a loaded service 200 times and account fo
 test-shards: $(VENV)/.installed ## End 300 steps in 15 processes with nothing left in any (under a minute).
 	$(BIN)/python -m pytest -s tests/steps $(ARGS)
 
-soak: $(VENV)/.installed ## Run 1,000 steps with experts, then 1,000 pauses: nothing grows (ARGS="--out DIR"; about 5 minutes).
+soak: $(VENV)/.installed ## Run 1,000 steps with experts, then 1,000 pauses: nothing grows (ARGS="--out DIR"; about 8 minutes).
 	$(BIN)/python -m tests.soak --steps 1000 --pauses 1000 $(ARGS)
 
 soak-smoke: $(VENV)/.installed ## The same, 100 of each (half a minute).

@@ -40,6 +40,8 @@ ENGINES: Final = 2
 GROUPS: Final = 4
 GROUP_SIZE: Final = 4
 TASK: Final = SortTask(length=4, symbols=4, max_tokens=24)
+PER_TOKEN: Final = ("input_ids", "attention_mask", "loss_mask", "logprobs")
+"""Tensors of a batch that are as wide as its longest sequence, and that the trainer reads."""
 LR: Final = 1e-4
 """Small: the policy stays near guessing, whose answers are long enough to be under way at a pause."""
 START_TIMEOUT_S: Final = 90.0
@@ -73,7 +75,7 @@ class Soak:
         self.client.update_weights(step + 1, {"kind": "disk", "path": str(path)})
         self._note(report)
         self.client.resume(report["ticket"], weight_version=step + 1)
-        stats = self.trainer.step(collate_tensors(batch["tensors"]))
+        stats = self.trainer.step(collate_tensors(_padded(batch["tensors"])))
         if "routed_experts" not in batch["tensors"]:
             self.account.break_("a batch came without routed experts")
         if step == 0 and abs(stats.ratio - 1) > 1e-3:  # made and replayed with the same weights
@@ -135,6 +137,15 @@ def run(steps: int, pauses: int, out: Path) -> int:
         account.break_("no pause met a request under way")
     _say(account.table())
     return 1 if account.broken else 0
+
+
+def _padded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Pad a batch to the context, whatever its longest sequence: torch keeps kernels for every shape it has met."""
+    more = TASK.context - tensors["input_ids"].shape[1]
+    return {
+        name: torch.nn.functional.pad(tensor, (0, more)) if name in PER_TOKEN else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _engines(children: Children, files: RunFiles, options: DemoOptions, weights: Path) -> list[tuple[str, int]]:
