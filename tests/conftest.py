@@ -14,7 +14,7 @@ _RAY = Path(__file__).parent / "ray"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests in one process, for what it starts is shared, and all tests of Ray, which have one cluster."""
+    """Keep a file's tests in one process, for what it starts is shared, and all tests of Ray: one cluster."""
     for item in items:
         together = "ray" if _RAY in item.path.parents else str(item.path)
         item.add_marker(pytest.mark.xdist_group(together))
