@@ -31,7 +31,7 @@ def watch_memory(parts: Parts, config: Config, bus: EventBus, *, probes: bool) -
         bus=bus,
         accounts=lambda: accounts_of(parts),
         launched=lambda: _launched(parts),
-        probe=Probe(_files(config)) if probes else None,
+        probe=Probe(_files(config), tensors=config.memory.debug) if probes else None,
     )
     if probes:
         parts.tasks.spawn("memory", sampler.run())

@@ -29,8 +29,17 @@ _SPILLED: Final = "ray_spilled_objects*"  # folders of this node's session
 class TorchBytes:
     """Counts the bytes of tensors."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, look: bool = True) -> None:
+        """Begin.
+
+        Args:
+            clock: seconds.
+            look: whether tensors on the CPU are looked for, for torch does not count them. A list of all objects keeps
+                each of them while it is looked through: what is released meanwhile, a tensor or the statements of a
+                database that is being closed, goes a moment later.
+        """
         self._clock = clock
+        self._look = look
         self._next = 0.0
         self._cpu = 0
 
@@ -42,12 +51,14 @@ class TorchBytes:
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(torch, "Tensor"):  # or is being imported just now
             return {}
-        started = self._clock()
-        if started >= self._next:
-            self._cpu = _tensors(torch)
-            now = self._clock()
-            self._next = now + (now - started) / _SHARE
-        found = {"torch_cpu": self._cpu}
+        found: dict[str, int] = {}
+        if self._look:
+            started = self._clock()
+            if started >= self._next:
+                self._cpu = _tensors(torch)
+                now = self._clock()
+                self._next = now + (now - started) / _SHARE
+            found["torch_cpu"] = self._cpu
         if torch.cuda.is_initialized():
             found["torch_cuda"] = sum(
                 torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count())

@@ -41,6 +41,7 @@ class Probe:
         self,
         files: Mapping[str, Sequence[str]] | None = None,
         *,
+        tensors: bool = False,
         shared_prefix: str = "rollout-svc-",
         shared_folder: Path = Path("/dev/shm"),  # noqa: S108 - the system's own file system for it
     ) -> None:
@@ -48,12 +49,13 @@ class Probe:
 
         Args:
             files: patterns of paths by account, as `glob` takes them: the files whose sizes are that account.
+            tensors: whether tensors on the CPU are looked for, which keeps what is released meanwhile for a moment.
             shared_prefix: what the names of this project's segments of shared memory begin with; the pid follows.
             shared_folder: where segments are.
         """
         self._files = {name: tuple(Path(pattern) for pattern in patterns) for name, patterns in (files or {}).items()}
         self._shared = (shared_folder, f"{shared_prefix}{os.getpid()}-*")
-        self._torch, self._ray = TorchBytes(), RayBytes()
+        self._torch, self._ray = TorchBytes(look=tensors), RayBytes()
 
     @property
     def trouble(self) -> str:
