@@ -39,7 +39,7 @@ class Shadow:
         routed: it is to have them in the end.
     """
 
-    __slots__ = ("before", "ids", "late", "routed", "rows", "stopped", "turn")
+    __slots__ = ("before", "ids", "late", "routed", "rows", "rows_before", "stopped", "turn")
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -48,13 +48,19 @@ class Shadow:
         self.stopped = False
         self.late = False
         self.rows: list[int] = []
+        self.rows_before: list[list[int]] = []  # what it had whenever it gave them up
         self.routed = True
 
     def reset(self) -> None:
         """It begins again from its prompt."""
         self.before.append(self.ids)
         self.ids, self.turn, self.stopped = [], 0, False
-        self.rows, self.routed = [], True
+        self.give_up(routed=True)
+
+    def give_up(self, *, routed: bool) -> None:
+        """Its rows are gone; a file may still have them."""
+        self.rows_before.append(self.rows)
+        self.rows, self.routed = [], routed
 
 
 class Witness:
@@ -94,7 +100,9 @@ class Witness:
             return
         count = sample.experts.shape[0]
         earlier = [life.witness.shadows.get(sample.sample_id) for life in self._world.lives[:-1]]
-        shadow.rows = next((s.rows[:count] for s in reversed(earlier) if s is not None and len(s.rows) >= count), [])
+        held = [rows[:count] for s in reversed(earlier) if s is not None for rows in (s.rows, *reversed(s.rows_before))]
+        tokens = sample.prompt_ids + sample.response_ids
+        shadow.rows = next((rows for rows in held if problem(sample.experts, tokens, rows) is None), [])
         self._check_rows(sample, shadow)
 
     def _given_before(self, sample_id: str) -> list[list[int]]:
@@ -170,7 +178,7 @@ class Witness:
             return
         declined = self._world.declined.get(sample.sample_id) == (self._life.number, sample.attempt)
         if not self._life.wants_experts(sample.sample_id) or declined:
-            shadow.rows, shadow.routed = [], False
+            shadow.give_up(routed=False)
 
     def _check_rows(self, sample: Sample, shadow: Shadow) -> None:
         wrong = problem(sample.experts, sample.prompt_ids + sample.response_ids, shadow.rows)
