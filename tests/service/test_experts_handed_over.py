@@ -104,6 +104,19 @@ async def test_the_same_step_again_reads_the_same_loan() -> None:
                 handles["a.0"].read()
 
 
+async def test_what_was_acknowledged_has_not_none_but_is_refused() -> None:
+    """A trainer that asks too late is told so: an empty answer would be taken for samples without routing."""  # P27
+    async with stage(ready=False) as made:
+        await fill(made, "a", "b")
+        first = await made.service.lease_batch(0, 1, 5.0)
+        await made.service.ack(first.batch_id)
+        second = await made.service.lease_batch(1, 1, 5.0)
+        made.parts.batches._forget(made.parts.buffer.expire_leases(float("inf"))[0])
+        for batch, why in ((first, "the ack of batch"), (second, "the lease of batch")):
+            with pytest.raises(SpentHandle, match=why):
+                batch.take_experts()
+
+
 async def test_samples_without_have_no_handle() -> None:
     """Where none were asked for there is nothing to take; records say nothing of them either way."""
     async with stage(ready=False) as made:
