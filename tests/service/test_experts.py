@@ -129,6 +129,27 @@ async def test_a_whole_stream_whose_rows_did_not_come_has_not_come() -> None:
         check(one(made))
 
 
+async def test_a_cut_answer_whose_rows_are_still_read_keeps_its_tokens() -> None:
+    """The engine answered the abort, and the pause ended the call while its rows were read: no token is lost."""  # P10
+    threads = HandThreads()
+    async with experts(pushed=1, threads=threads) as (engine, made):
+        await engine.wait_running(1)
+        engine.advance(engine.calls("running")[0], 3)
+        report = await made.pause(0.5)
+        assert report.clean
+        sample = one(made)
+        assert (str(sample.status), len(sample.response_ids), sample.rows_missing) == ("ABORTED", 3, 6)
+        threads.at_once = True
+        threads.work()
+        await made.until(lambda: not made.parts.handles.live)
+        await made.resume()
+        await engine.wait_running(1)
+        engine.release(tokens=[9])
+        await made.take()
+        check(one(made))
+        assert asked(engine) == [0, 0]
+
+
 async def test_the_rows_of_a_tool_come_with_the_next_turn() -> None:
     """What an agent puts in between is routed when the engine reads it."""
     tool = {"path": "tests.support.loops:ToolUser"}
