@@ -11,6 +11,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -43,13 +45,13 @@ class InRay:
             ValueError: it was freed.
             ray.exceptions.RayError: the object was lost, with the node that had it.
         """
-        import ray  # noqa: PLC0415 - takes a second to import: only for who uses it
+        return self.later()()
 
+    def later(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """What asks for the tensor when it is called; until it goes the object stays. Raises ValueError as `view`."""
         if self._reference is None:
             raise ValueError("the tensor was freed")
-        tensor: np.ndarray[Any, Any] = ray.get(self._reference)
-        tensor.setflags(write=False)
-        return tensor
+        return partial(_get, self._reference)
 
     def free(self) -> None:
         """Drop the reference; idempotent."""
@@ -57,6 +59,14 @@ class InRay:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a tensor in Ray's store cannot be pickled: a reference out of band pins its object for good")
+
+
+def _get(reference: ObjectRef[Any]) -> np.ndarray[Any, Any]:
+    import ray  # noqa: PLC0415 - takes a second to import: only for who uses it
+
+    tensor: np.ndarray[Any, Any] = ray.get(reference)
+    tensor.setflags(write=False)
+    return tensor
 
 
 class RayStore:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +57,11 @@ class InSharedMemory:
         if self._tensor is None:
             raise ValueError(f"{self.name} was freed")
         return self._tensor
+
+    def later(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """The tensor, when it is called."""
+        tensor = self.view()
+        return lambda: tensor
 
     def free(self) -> None:
         """Take its name away, and let go of it; idempotent."""
