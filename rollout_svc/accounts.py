@@ -42,7 +42,7 @@ def watch_memory(parts: Parts, config: Config, bus: EventBus, *, probes: bool) -
 def accounts_of(parts: Parts) -> dict[str, int]:
     """Bytes that the parts know of, by account."""
     found = {f"handles.{kind}": tally.bytes for kind, tally in parts.handles.live.items()}
-    found["replay_buffer"] = parts.buffer.bytes
+    found["replay_buffer"] = parts.buffer.bytes - parts.buffer.heavy_bytes  # those are handles already
     fetched = fetched_bytes()
     if fetched is not None:
         found["fetch_buffers"] = fetched

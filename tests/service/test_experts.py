@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_svc.accounts import accounts_of
 from rollout_svc.events import CapabilityWithdrawn, SampleFailed
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.sample import Sample
@@ -65,6 +66,8 @@ async def test_a_sample_owns_its_routing_until_the_ack() -> None:
         size = 6 * 3 * 2
         assert made.service.status()["tensors"] == {"experts": {"handles": 1, "bytes": size, "lost": 0}}
         assert made.service.status()["buffer"]["bytes"] == len(sample.packed or b"") + size
+        accounts = accounts_of(made.parts)  # a tensor is in one account
+        assert (accounts["handles.experts"], accounts["replay_buffer"]) == (size, len(sample.packed or b""))
         body, _ = Metrics(made.service.bus, made.service.status).render()
         for line in ('handles{kind="experts"} 1.0', f'bytes{{kind="experts"}} {size}.0', "handles_lost_total 0.0"):
             assert f"rollout_tensor_{line}" in body.decode()
