@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -130,6 +131,26 @@ async def test_a_whole_stream_whose_rows_did_not_come_has_not_come() -> None:
         engine.release(tokens=[9])
         await made.take()
         check(one(made))
+
+
+async def test_an_answer_whose_rows_are_read_is_not_aborted() -> None:
+    """Where requests are aborted by id the second abort closes a call: not one that has its answer."""  # P8 P10
+    threads = HandThreads()
+    engine = FakeSGLang(weight_version="0", experts=TINY, handler_cancellation=True)
+    async with engine:
+        worker = {"url": engine.url, "exclusive": False}
+        async with stage(worker, transport=LiftingTransport, pushed=1, experts=WANTED, threads=threads) as made:
+            await engine.wait_running(1)
+            engine.release(tokens=[7, 8])
+            await threads.submitted.wait()
+            pause = made.start(made.pause(2.0))
+            await asyncio.sleep(0.5)  # aborts are repeated after 0.05 s, 0.1 s, …
+            threads.work()
+            tally = (await pause).workers["w0"]
+            assert (tally.answered, tally.cancelled) == (1, 0)
+            sample = one(made)
+            assert (sample.response_ids, sample.resume_at) == ([7, 8], "judge")
+            check(sample)
 
 
 async def test_a_cut_answer_whose_rows_are_still_read_keeps_its_tokens() -> None:
