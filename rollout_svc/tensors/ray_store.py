@@ -5,14 +5,13 @@ keeps it for good (https://docs.ray.io/en/latest/ray-core/objects/serialization.
 
 Invariants:
 
-- The bare reference is in one place, and cannot be pickled with it.
-- Freeing drops it: the object is gone then, or when the last array that was read from it is.
+- A bare reference is in an `InRay` and nowhere else, and cannot be pickled with it.
+- Freeing drops it: the object is gone then, or when the last array that was read from it is, and what reads it later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -45,13 +44,19 @@ class InRay:
             ValueError: it was freed.
             ray.exceptions.RayError: the object was lost, with the node that had it.
         """
-        return self.later()()
+        import ray  # noqa: PLC0415 - takes a second to import: only for who uses it
+
+        if self._reference is None:
+            raise ValueError("the tensor was freed")
+        tensor: np.ndarray[Any, Any] = ray.get(self._reference)
+        tensor.setflags(write=False)
+        return tensor
 
     def later(self) -> Callable[[], np.ndarray[Any, Any]]:
         """What asks for the tensor when it is called; until it goes the object stays. Raises ValueError as `view`."""
         if self._reference is None:
             raise ValueError("the tensor was freed")
-        return partial(_get, self._reference)
+        return InRay(self._reference, self._nbytes, self.shape).view
 
     def free(self) -> None:
         """Drop the reference; idempotent."""
@@ -59,14 +64,6 @@ class InRay:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a tensor in Ray's store cannot be pickled: a reference out of band pins its object for good")
-
-
-def _get(reference: ObjectRef[Any]) -> np.ndarray[Any, Any]:
-    import ray  # noqa: PLC0415 - takes a second to import: only for who uses it
-
-    tensor: np.ndarray[Any, Any] = ray.get(reference)
-    tensor.setflags(write=False)
-    return tensor
 
 
 class RayStore:
