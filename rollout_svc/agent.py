@@ -168,8 +168,9 @@ class AgentContext:
         sample = self._sample
         if self.cut is not None:
             raise Interrupted(f"{sample.sample_id}: its turn was cut, this context is over")
-        self.experts = self.experts and settings.return_routed_experts
-        if not self.experts and sample.experts is not None:  # of an earlier turn, or of another life
+        wanted = self.experts and settings.return_routed_experts
+        if not wanted and (self.experts or sample.experts is not None):  # an earlier turn's, or those of another life
+            self.experts = False
             sample.give_up_experts(self._attempt, "a turn asked for none")
         if sample.turn_length and sample.engine_finish_reason not in (None, "abort"):  # whole, but late: handed back
             return self._whole_turn("length" if sample.engine_finish_reason == "length" else "stop")
