@@ -168,7 +168,8 @@ class AgentContext:
         sample = self._sample
         if self.cut is not None:
             raise Interrupted(f"{sample.sample_id}: its turn was cut, this context is over")
-        if self.experts and not settings.return_routed_experts:
+        wanted = self.experts and settings.return_routed_experts
+        if not wanted and (self.experts or sample.experts is not None):  # an earlier turn's, or those of another life
             self.experts = False
             sample.give_up_experts(self._attempt, "a turn asked for none")
         if sample.turn_length and sample.engine_finish_reason not in (None, "abort"):  # whole, but late: handed back

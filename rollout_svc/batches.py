@@ -24,7 +24,7 @@ import orjson
 from rollout_svc.batch_figures import Figures
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, NotNowType
+from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, NotNowType, SpentHandle
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
 from rollout_svc.producer.masking import encoded, oldest_unmasked, spent
@@ -75,7 +75,12 @@ class Batch:
 
         They stay the buffer's. After the ack of the batch, or the end of its lease, `read` raises SpentHandle, which
         says which of the two it was; what was read before stays readable. Every call gives handles of its own.
+
+        Raises:
+            SpentHandle: the batch is not lent any more, which is not to have none; says why.
         """
+        if self.loan.ended_by is not None:
+            raise SpentHandle(f"routed experts of batch {self.batch_id} were asked for after {self.loan.ended_by}")
         owned = ((sample.sample_id, sample.experts) for group in self.groups for sample in group.samples)
         return {sample_id: ReadHandle(sample_id, heavy, self.loan) for sample_id, heavy in owned if heavy is not None}
 

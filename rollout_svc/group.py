@@ -175,6 +175,12 @@ class Group:
             if sample.packed is not None
         )
 
+    @property
+    def heavy_bytes(self) -> int:
+        """Those of the routed experts among them."""
+        owned = (sample.experts for sample in self.samples if sample.packed is not None)
+        return sum(experts.nbytes for experts in owned if experts is not None)
+
     def encoded(self, record: Callable[[Sample, bytes], bytes] = lambda _, packed: packed) -> bytes:
         """The group's record in a batch, JSON; every member is COMPLETED.
 

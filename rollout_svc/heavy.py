@@ -5,6 +5,7 @@ Invariant: whoever holds one releases it, once it is done with; who only reads i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 __all__ = ["Heavy"]
@@ -22,7 +23,10 @@ class Heavy(Protocol):
         """Its shape; not for one that was given up."""
 
     def read(self) -> Any:
-        """The tensor, to be read and not kept: a NumPy array that cannot be written to."""
+        """The tensor, to be read and not kept: a NumPy array that cannot be written to. May block."""
+
+    def later(self) -> Callable[[], Any]:
+        """What reads the tensor, in another thread, also after it was given up here. Blocks nowhere."""
 
     def release(self, by: str) -> bool:
         """Give it up, and say who does; idempotent. Returns whether this call did it."""

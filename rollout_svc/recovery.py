@@ -67,9 +67,9 @@ async def open_store(config: Config, outside: Outside, storage: Storage) -> Stor
         return MemoryStore()
     try:
         return await asyncio.to_thread(make_store, name, config.experts.ray_address)
-    except OSError as error:
+    except Exception as error:  # Ray is not installed, or of another version than the cluster's, or something else
         await storage.close()
-        raise ConfigError.at("experts.store", f"{name}: {error}") from error
+        raise ConfigError.at("experts.store", f"{name}: {type(error).__name__}: {error}") from error
 
 
 async def open_storage(config: Config, outside: Outside, restore: Restore | None = None) -> Storage:

@@ -25,7 +25,8 @@ class SampleState(NamedTuple):
         length: response tokens in `packed`.
         spans: weight versions of those.
         meta: its own; None: that of its prompt.
-        experts: routed experts of its first tokens, a NumPy array `(rows, moe_layers, top_k)`, uint8 or uint16.
+        experts: routed experts of its first tokens, a NumPy array `(rows, moe_layers, top_k)`, uint8 or uint16; or what
+            gives it when it is called, off the event loop.
     """
 
     status: str = "INIT"

@@ -88,6 +88,21 @@ async def test_a_late_answer_without_its_rows_does_not_go_to_the_judge() -> None
 
 
 @virtual
+async def test_what_an_earlier_life_asked_for_goes_where_they_are_off_now() -> None:
+    """P27 P31: a sample that goes on without has none: rows of its first tokens would be taken for all."""
+    rows = Rows()
+    table = Table(rows.of([7], 3, "abort"), answer([8]), experts=True)
+    with pytest.raises(Interrupted):
+        await table.context().generate(PROMPT)
+    table.hand_back()
+    table.experts = False  # a restart, with other settings
+    await table.context().generate(PROMPT)
+    assert table.sample.response_ids == [7, 8]
+    assert table.sample.experts is None
+    assert not rows.handles.live
+
+
+@virtual
 async def test_where_they_are_off_nobody_asks() -> None:
     """P28: an evaluation's context never does."""
     table = Table(answer([7]))

@@ -50,6 +50,7 @@ class ReplayBuffer:
         self.max_bytes = max_bytes
         self.ready_bytes = 0
         self.leased_bytes = 0
+        self.heavy_bytes = 0  # among them, of tensors, which lie where their store is
         self._unfinished: OrderedDict[str, Group] = OrderedDict()
         self._aside: set[str] = set()
         self._by_age: list[tuple[float, float, int, Group]] = []  # a heap; entries of groups that left are dropped late
@@ -134,7 +135,7 @@ class ReplayBuffer:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the encoded samples of finished groups."""
+        """Bytes of the encoded samples of finished groups, and of their routed experts."""
         return self.ready_bytes + self.leased_bytes
 
     @property
@@ -181,10 +182,12 @@ class ReplayBuffer:
         self._ready[group.group_id] = group
         self._ages[group.oldest, group.weakest] += 1
         self.ready_bytes += group.payload_bytes
+        self.heavy_bytes += group.heavy_bytes
 
     def _leave(self, group: Group) -> None:
         del self._ready[group.group_id]
         self.ready_bytes -= group.payload_bytes
+        self.heavy_bytes -= group.heavy_bytes
         age = group.oldest, group.weakest
         self._ages[age] -= 1
         if not self._ages[age]:
@@ -210,6 +213,7 @@ class ReplayBuffer:
             self._leave(group)
             group.lease()
             self.leased_bytes += group.payload_bytes
+            self.heavy_bytes += group.heavy_bytes
         lease = self._leases[batch_id] = Lease(batch_id, step, tuple(groups), expires_at, metrics or {})
         return lease
 
@@ -224,6 +228,7 @@ class ReplayBuffer:
             return None
         for group in lease.groups:
             self.leased_bytes -= group.payload_bytes
+            self.heavy_bytes -= group.heavy_bytes
             group.settle("consumed")
         self.remember(batch_id, "acknowledged")
         self.changed()
@@ -237,6 +242,7 @@ class ReplayBuffer:
             for group in reversed(lease.groups):
                 group.unlease()
                 self.leased_bytes -= group.payload_bytes
+                self.heavy_bytes -= group.heavy_bytes
                 self._enter(group)
                 self._ready.move_to_end(group.group_id, last=False)
             self.remember(lease.batch_id, "expired")

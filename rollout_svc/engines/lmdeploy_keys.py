@@ -76,7 +76,8 @@ class ExpertKeys:
             raise _missing(key, str(error)) from error
         except Exception as error:  # Ray's own errors, and whatever the engine's actor raises
             raise _missing(key, f"{type(error).__name__}: {_first_line(error)}") from error
-        return np.asarray(found)
+        array: np.ndarray[Any, Any] = found
+        return array
 
     def _get(self, key: str) -> Any:
         """Ask the actor; in a thread."""
@@ -87,7 +88,7 @@ class ExpertKeys:
                 _check_reachable(self._address)
                 ray.init(address=self._address, log_to_driver=False, configure_logging=False)
         actor = ray.get_actor(_ACTOR, namespace=_NAMESPACE)
-        return ray.get(actor.get.remote(key), timeout=self._timeout_s)
+        return np.asarray(ray.get(actor.get.remote(key), timeout=self._timeout_s))
 
 
 def _check_reachable(address: str) -> None:

@@ -92,7 +92,7 @@ class Draining:
                 return True
             climb.wake.set()
             return False
-        calls = climb.calls(worker)
+        calls = [call for call in climb.calls(worker) if call.answer is None]  # what came needs no abort to come
         going_on = worker.freeze is None or climb.holds(worker)
         if calls:
             await self._abort(worker, calls, climb)
@@ -104,12 +104,13 @@ class Draining:
     async def _abort(self, worker: Worker, calls: list[EngineCall], climb: Climb) -> None:
         for call in calls:
             call.aborts += 1
-        if worker.exclusive and "abort_all" in worker.capabilities and len(calls) == len(worker.calls):
+        unanswered = sum(call.answer is None for call in worker.calls.values())
+        if worker.exclusive and "abort_all" in worker.capabilities and len(calls) == unanswered:
             await self._abort_all(worker, _timeout_s(climb.plan.report))
             return
         await self._pool.abort(worker, [call.request_id for call in calls], _timeout_s(climb.plan.report))
         for call in calls:
-            if call.aborts >= _CLOSE_AT_ABORT and call.request_id in worker.calls:
+            if call.aborts >= _CLOSE_AT_ABORT and call.request_id in worker.calls and call.answer is None:
                 call.cancel("pause")
 
     async def _abort_all(self, worker: Worker, timeout_s: float) -> None:

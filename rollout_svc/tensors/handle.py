@@ -13,9 +13,9 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import RLock
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from rollout_svc.errors import SpentHandle
 from rollout_svc.tensors.store import Stored
 
 __all__ = ["Handle", "Handles", "LiveHandle", "Tally"]
+
+T = TypeVar("T")
 
 
 class Tally(NamedTuple):
@@ -77,11 +79,22 @@ class Handle:
         Raises:
             SpentHandle: it was taken or released; says by whom.
         """
-        stored = self._payload("read")
+        return self._told("read", lambda stored: stored.view())
+
+    def later(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """What reads the tensor, in another thread, whatever becomes of this handle; where `read` would block.
+
+        Raises:
+            SpentHandle: it was taken or released; says by whom.
+        """
+        return self._told("noted", lambda stored: stored.later())
+
+    def _told(self, wanted: str, ask: Callable[[Stored], T]) -> T:
+        stored = self._payload(wanted)
         try:
-            return stored.view()
+            return ask(stored)
         except ValueError:
-            self._payload("read")  # another thread freed it in between: then who did is told
+            self._payload(wanted)  # another thread freed it in between: then who did is told
             raise
 
     def take(self, by: str) -> Stored:

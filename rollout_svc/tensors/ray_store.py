@@ -5,12 +5,13 @@ keeps it for good (https://docs.ray.io/en/latest/ray-core/objects/serialization.
 
 Invariants:
 
-- The bare reference is in one place, and cannot be pickled with it.
-- Freeing drops it: the object is gone then, or when the last array that was read from it is.
+- A bare reference is in an `InRay` and nowhere else, and cannot be pickled with it.
+- Freeing drops it: the object is gone then, or when the last array that was read from it is, and what reads it later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -50,6 +51,12 @@ class InRay:
         tensor: np.ndarray[Any, Any] = ray.get(self._reference)
         tensor.setflags(write=False)
         return tensor
+
+    def later(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """What asks for the tensor when it is called; until it goes the object stays. Raises ValueError as `view`."""
+        if self._reference is None:
+            raise ValueError("the tensor was freed")
+        return InRay(self._reference, self._nbytes, self.shape).view
 
     def free(self) -> None:
         """Drop the reference; idempotent."""

@@ -5,6 +5,7 @@ Invariants:
 - Room is reserved before a byte is written: where there is none `put` says so, and nobody is killed by a write later.
 - A tensor's name goes with its owner: when it is freed, when the store is closed, and, where the process was killed
   before it could, when the next store on this machine is made. A view that somebody has keeps the bytes until it goes.
+- No tensor takes a descriptor, however many there are.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+from rollout_svc.tensors.mapping import mapped
 
 __all__ = ["InSharedMemory", "SharedStore", "attach"]
 
@@ -53,6 +57,11 @@ class InSharedMemory:
         if self._tensor is None:
             raise ValueError(f"{self.name} was freed")
         return self._tensor
+
+    def later(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """The tensor, when it is called."""
+        tensor = self.view()
+        return lambda: tensor
 
     def free(self) -> None:
         """Take its name away, and let go of it; idempotent."""
@@ -96,9 +105,7 @@ class SharedStore:
             os.posix_fallocate(descriptor, 0, size)  # a page that is not there when it is written to is a SIGBUS
             with mmap.mmap(descriptor, size) as written:
                 np.frombuffer(written, dtype=np.uint8)[: tensor.nbytes] = _bytes_of(tensor)
-            seen = np.frombuffer(
-                mmap.mmap(descriptor, size, prot=mmap.PROT_READ), dtype=tensor.dtype, count=tensor.size
-            )
+            seen = np.frombuffer(mapped(descriptor, size), dtype=tensor.dtype, count=tensor.size)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -122,8 +129,8 @@ def attach(name: str, shape: tuple[int, ...], dtype: str, folder: Path = _FOLDER
     if not name.startswith(_PREFIX) or "/" in name:
         raise ValueError(f"{name!r} is no segment of this service")
     with (folder / name).open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    return np.frombuffer(mapped, dtype=np.dtype(dtype), count=int(np.prod(shape))).reshape(shape)
+        seen = mapped(file.fileno(), os.fstat(file.fileno()).st_size)
+    return np.frombuffer(seen, dtype=np.dtype(dtype), count=int(np.prod(shape))).reshape(shape)
 
 
 def _bytes_of(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

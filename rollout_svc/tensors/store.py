@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -30,7 +31,10 @@ class Stored(Protocol):
         """Its shape, known without looking at it."""
 
     def view(self) -> np.ndarray[Any, Any]:
-        """The tensor, read-only, without a copy where the store allows that."""
+        """The tensor, read-only, without a copy where the store allows that. May block."""
+
+    def later(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """What reads the tensor as `view` does, in any thread, and keeps its bytes until it goes. Blocks nowhere."""
 
     def free(self) -> None:
         """Let go of the bytes."""
@@ -72,6 +76,11 @@ class InMemory:
         if self._tensor is None:
             raise ValueError("the tensor was freed")
         return self._tensor
+
+    def later(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """The tensor, when it is called."""
+        tensor = self.view()
+        return lambda: tensor
 
     def free(self) -> None:
         """Forget it; idempotent."""

@@ -9,7 +9,7 @@ import asyncio
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from rollout_svc.engines import StreamReader
+from rollout_svc.engines import Completion, StreamReader
 from rollout_svc.gate import Lane
 
 __all__ = ["AbortReason", "CallEnded", "EngineCall"]
@@ -34,12 +34,14 @@ class EngineCall:
         held_s: seconds it spent frozen, which its time limit does not count.
         reader: has what came so far, where the answer is streamed.
         max_tokens: what was asked for.
+        answer: what came, while what belongs to it is still being read.
     """
 
     __slots__ = (
         "_cancelling",
         "_task",
         "aborts",
+        "answer",
         "cancelled_for",
         "epoch",
         "held_s",
@@ -64,6 +66,7 @@ class EngineCall:
         self.held_s = 0.0
         self.reader: StreamReader | None = None
         self.max_tokens = 0
+        self.answer: Completion | None = None
         self.cancelled_for: AbortReason | None = None
         self.aborts = 0
         self._task: asyncio.Task[Any] | None = None

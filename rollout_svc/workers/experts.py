@@ -147,6 +147,9 @@ class ExpertsDesk:
     ) -> Handle:
         if raw.form == "key":
             raw = raw._replace(form="array", data=await self._fetched(str(raw.data)))
+            if raw.data.nbytes > self.max_bytes:
+                message = f"routed experts of {raw.data.nbytes} bytes: experts.max_bytes is {self.max_bytes}"
+                raise SampleFailure("experts_too_large", message)
         if self._closed:
             raise Interrupted(f"{sample.sample_id}: the service has stopped")
         job = _Job(

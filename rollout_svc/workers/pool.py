@@ -255,6 +255,7 @@ class WorkerPool:
             streamed = reader is not None and not reply.body and reply.status == _OK
             completion = reader.completion() if reader is not None and streamed else dialect.parse_generate(reply)
             refuse_what_was_not_asked(request, completion)
+            call.answer = completion if request.experts_from is not None and completion.ids else None
             return completion
 
         try:
@@ -299,12 +300,13 @@ class WorkerPool:
     def _partial(
         self, worker: Worker, call: EngineCall, request: GenerateRequest, reader: StreamReader | None
     ) -> Completion | None:
-        """What a stream had brought when its call ended early: an abort, which goes on elsewhere with its prefix.
+        """What a call had brought when it ended early: an abort, which goes on elsewhere with its prefix.
 
-        Where only the end of the stream is missing it is the answer, for nothing may be generated past a stop: one
-        whose routed experts were to come with that end has not come.
+        Of a stream all that came; of an answer whose routed experts were still being read, its tokens. Where only the
+        end of the stream is missing it is the answer, for nothing may be generated past a stop: one whose routed
+        experts were to come with that end has not come.
         """
-        partial = None if reader is None else reader.partial()
+        partial = call.answer if reader is None else reader.partial()
         if partial is None or (request.experts_from is not None and not may_lack(partial, request)):
             return None
         call.aborts += 1  # nobody has to have asked the engine for it

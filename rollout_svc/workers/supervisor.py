@@ -111,6 +111,10 @@ class Supervisor:
 
     async def _look(self, worker: Worker) -> EngineInfo:
         """Find out what is there: it may be another engine than it was. Raises WorkerFailure, `unfit` among them."""
+        if worker.withdrawn:  # a label that is the same, or none, does not tell whether the process is
+            info = await self._control.info(worker)
+            if None not in (info.process, worker.process) and info.process != worker.process:
+                worker.withdrawn.clear()
         await self._control.probe(worker)
         if (words := self.unfit(worker)) is not None:
             worker.refusal = WorkerFailure("unfit", words, hard=True)

@@ -25,6 +25,7 @@ from rollout_svc.ledger import Ledger
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample, SampleStatus
 from rollout_svc.tensors import Handles
+from rollout_svc.tensors.store import InMemory
 from tests.support.groups import make_group, make_prompt, segment
 from tests.support.journals import InlineJournal, memory_database
 from tests.support.routed import own, ready_group, routing
@@ -387,3 +388,37 @@ def test_a_piece_that_is_missing_is_damage(tmp_path: Path) -> None:
     life._connection.close()
     with pytest.raises(ConfigError, match=r"is damaged: ValueError: routed experts"):
         Journal.open(path, {}, keep_steps=64)
+
+
+class Elsewhere(InMemory):
+    """A tensor that is somewhere else: it is fetched where it is read, and not on an event loop."""
+
+    __slots__ = ()
+
+    def view(self) -> Any:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return super().view()
+
+    def later(self) -> Any:
+        twin = Elsewhere(super().view())
+        return twin.view
+
+
+async def test_what_a_store_blocks_on_is_read_in_the_thread(tmp_path: Path) -> None:
+    """P8 P31: noting asks no store, which may have to fetch; and a release before the write takes nothing away."""
+    life = Journal.open(tmp_path / "j.db", {}, keep_steps=64)
+    life.start()
+    group, handles = make_group(size=1), Handles()
+    life.admitted(group, Position(1))
+    [sample] = group.samples
+    sample.hand_out()
+    handle = handles.hold(Elsewhere(routing("a", 3)), kind="experts", holder="a test")
+    sample.extend(sample.attempt, segment([1]), handle)
+    life.kept(sample)
+    handle.release("the test")
+    await life.flush()
+    await life.close()
+    again = Journal.open(tmp_path / "j.db", {}, keep_steps=64)
+    assert again.recover().groups[0].samples[0].experts.tobytes() == routing("a", 3).tobytes()
+    again._connection.close()

@@ -48,6 +48,8 @@ class BufferMoves(RuleBasedStateMachine):
         ready = sum(group.payload_bytes for group in self.buffer.ready_groups())
         leased = sum(group.payload_bytes for lease in self.buffer.leases for group in lease.groups)
         assert (self.buffer.ready_bytes, self.buffer.leased_bytes) == (ready, leased)
+        held = [*self.buffer.ready_groups(), *(group for lease in self.buffer.leases for group in lease.groups)]
+        assert self.buffer.heavy_bytes == sum(group.heavy_bytes for group in held)
         assert self.buffer.bytes == ready + leased
         assert self.buffer.full == (ready + leased >= MAX_BYTES)
 

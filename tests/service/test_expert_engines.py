@@ -129,3 +129,14 @@ async def test_one_that_returned_none_gets_no_more_until_it_is_restarted(make: A
         await engine.restart()
         await made.until(lambda: "experts" in made.worker().capabilities, timeout_s=10)
         await made.until(lambda: made.worker().state is WorkerState.ACTIVE, timeout_s=10)
+
+
+async def test_one_that_was_restarted_between_two_looks_is_believed_again() -> None:
+    """It has no label, and nobody found its port closed: when its process began tells that it is another."""
+    async with FakeLMDeploy(experts=TINY) as engine, stage(engine, experts=WANTED) as made:
+        withdraw(made.worker(), "experts", NONE_CAME, made.service.bus)
+        await until_out(made, 0, f"unfit: w0 at {engine.url} {NONE_CAME}")
+        await engine.kill()
+        await engine.restart()
+        await made.until(lambda: "experts" in made.worker().capabilities, timeout_s=10)
+        await made.until(lambda: made.worker().state is WorkerState.ACTIVE, timeout_s=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_svc.accounts import accounts_of
 from rollout_svc.events import CapabilityWithdrawn, SampleFailed
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.sample import Sample
@@ -65,6 +67,8 @@ async def test_a_sample_owns_its_routing_until_the_ack() -> None:
         size = 6 * 3 * 2
         assert made.service.status()["tensors"] == {"experts": {"handles": 1, "bytes": size, "lost": 0}}
         assert made.service.status()["buffer"]["bytes"] == len(sample.packed or b"") + size
+        accounts = accounts_of(made.parts)  # a tensor is in one account
+        assert (accounts["handles.experts"], accounts["replay_buffer"]) == (size, len(sample.packed or b""))
         body, _ = Metrics(made.service.bus, made.service.status).render()
         for line in ('handles{kind="experts"} 1.0', f'bytes{{kind="experts"}} {size}.0', "handles_lost_total 0.0"):
             assert f"rollout_tensor_{line}" in body.decode()
@@ -127,6 +131,47 @@ async def test_a_whole_stream_whose_rows_did_not_come_has_not_come() -> None:
         engine.release(tokens=[9])
         await made.take()
         check(one(made))
+
+
+async def test_an_answer_whose_rows_are_read_is_not_aborted() -> None:
+    """Where requests are aborted by id the second abort closes a call: not one that has its answer."""  # P8 P10
+    threads = HandThreads()
+    engine = FakeSGLang(weight_version="0", experts=TINY, handler_cancellation=True)
+    async with engine:
+        worker = {"url": engine.url, "exclusive": False}
+        async with stage(worker, transport=LiftingTransport, pushed=1, experts=WANTED, threads=threads) as made:
+            await engine.wait_running(1)
+            engine.release(tokens=[7, 8])
+            await threads.submitted.wait()
+            pause = made.start(made.pause(2.0))
+            await asyncio.sleep(0.5)  # aborts are repeated after 0.05 s, 0.1 s, …
+            threads.work()
+            tally = (await pause).workers["w0"]
+            assert (tally.answered, tally.cancelled) == (1, 0)
+            sample = one(made)
+            assert (sample.response_ids, sample.resume_at) == ([7, 8], "judge")
+            check(sample)
+
+
+async def test_a_cut_answer_whose_rows_are_still_read_keeps_its_tokens() -> None:
+    """The engine answered the abort, and the pause ended the call while its rows were read: no token is lost."""  # P10
+    threads = HandThreads()
+    async with experts(pushed=1, threads=threads) as (engine, made):
+        await engine.wait_running(1)
+        engine.advance(engine.calls("running")[0], 3)
+        report = await made.pause(0.5)
+        assert report.clean
+        sample = one(made)
+        assert (str(sample.status), len(sample.response_ids), sample.rows_missing) == ("ABORTED", 3, 6)
+        threads.at_once = True
+        threads.work()
+        await made.until(lambda: not made.parts.handles.live)
+        await made.resume()
+        await engine.wait_running(1)
+        engine.release(tokens=[9])
+        await made.take()
+        check(one(made))
+        assert asked(engine) == [0, 0]
 
 
 async def test_the_rows_of_a_tool_come_with_the_next_turn() -> None:

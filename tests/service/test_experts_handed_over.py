@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,20 @@ import pytest
 
 from rollout_svc import recovery
 from rollout_svc.buffer.journal import Journal
+from rollout_svc.buffer.journal.fingerprint import fingerprint_of
 from rollout_svc.buffer.recovered import FoundGroup, Position
-from rollout_svc.errors import NotFound, SpentHandle
+from rollout_svc.errors import ConfigError, NotFound, SpentHandle
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.sample_state import SampleState
+from rollout_svc.service import RolloutService
 from rollout_svc.tensors import Handles, MemoryStore, Stored, Tally
 from rollout_svc.tensors.shared import SharedStore
 from rollout_svc.trajectories.record import entry_of
 from tests.service.test_recovery import Disk
 from tests.support.groups import make_prompt, segment
 from tests.support.routed import LAYERS, TOP_K, own, ready_group, routing
-from tests.support.stage import Stage, stage
+from tests.support.stage import Stage, make_config, stage
 
 
 @pytest.fixture
@@ -102,6 +105,19 @@ async def test_the_same_step_again_reads_the_same_loan() -> None:
         for handles in (one, two):
             with pytest.raises(SpentHandle, match="the ack of batch"):
                 handles["a.0"].read()
+
+
+async def test_what_was_acknowledged_has_not_none_but_is_refused() -> None:
+    """A trainer that asks too late is told so: an empty answer would be taken for samples without routing."""  # P27
+    async with stage(ready=False) as made:
+        await fill(made, "a", "b")
+        first = await made.service.lease_batch(0, 1, 5.0)
+        await made.service.ack(first.batch_id)
+        second = await made.service.lease_batch(1, 1, 5.0)
+        made.parts.batches._forget(made.parts.buffer.expire_leases(float("inf"))[0])
+        for batch, why in ((first, "the ack of batch"), (second, "the lease of batch")):
+            with pytest.raises(SpentHandle, match=why):
+                batch.take_experts()
 
 
 async def test_samples_without_have_no_handle() -> None:
@@ -219,3 +235,13 @@ def test_nothing_that_is_stored_of_a_sample_tells_its_experts() -> None:
     assert handles.live["experts"].handles == 2
     routed, plain = (entry_of(group, now=1.0, wall=1000.0) for group in groups)
     assert routed == plain
+
+
+async def test_a_store_that_cannot_be_had_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Ray, or with whatever else it says: nothing is left open, and the journal may be opened again."""  # P35
+    config = make_config(buffer={"path": str(tmp_path / "j.db")}, experts={"enabled": True, "store": "ray"})
+    monkeypatch.setitem(sys.modules, "ray", None)
+    service = RolloutService(config)
+    with pytest.raises(ConfigError, match=r"experts\.store: ray: ModuleNotFoundError"):
+        await service.start()
+    Journal.open(tmp_path / "j.db", fingerprint_of(config, {}), keep_steps=64)._connection.close()

@@ -13,6 +13,8 @@ from rollout_svc.errors import NotNow
 from rollout_svc.events import MemorySampled
 from rollout_svc.service import RolloutService
 from rollout_svc.tensors import MemoryStore
+from rollout_svc.tensors.shards import Fetcher
+from rollout_svc.tensors.shards.process import _process, fetch_buffer, install
 from tests.service.test_launching import engine as launched
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.stage import Stage, make_config, stage
@@ -64,6 +66,19 @@ async def test_the_parts_say_what_they_have(engine: FakeSGLang) -> None:
         made.parts.pool.workers["w0"].tokens += 5
         assert accounts_of(made.parts)["in_flight"] == 180
         made.parts.pool.workers["w0"].tokens -= 5
+
+
+async def test_what_this_process_fetched_is_an_account(engine: FakeSGLang) -> None:
+    """A trainer beside the service that fetches shards and does not drain them: its account is there."""  # P30
+    before = install(Fetcher())
+    try:
+        async with stage(engine) as made:
+            assert accounts_of(made.parts)["fetch_buffers"] == 0
+            [flight] = fetch_buffer().claim(["a"]).mine.values()
+            fetch_buffer().land(flight, np.zeros(100, dtype=np.uint8), 100)
+            assert (await own(made))["fetch_buffers"]["bytes"] == 100
+    finally:
+        _process.fetcher = before
 
 
 async def test_a_step_is_a_sample_and_files_are_counted(engine: FakeSGLang, tmp_path: Path) -> None:

@@ -48,6 +48,22 @@ def test_a_freed_tensor_has_no_name(tmp_path: Path) -> None:
     assert seen.tolist() == list(range(8))
 
 
+def test_tensors_take_no_descriptors(tmp_path: Path) -> None:
+    """P27: thousands of them leave those that connections need; and a mapping goes with the last who reads."""
+    before, store = len(list(Path("/proc/self/fd").iterdir())), SharedStore(tmp_path)
+    kept = [store.put(np.ones(8, dtype=np.uint8)) for _ in range(50)]
+    seen = [attach(one.name, one.shape, one.dtype, tmp_path) for one in kept]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert sum(str(tmp_path) in line for line in Path("/proc/self/maps").read_text().splitlines()) == 100
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        seen[0].setflags(write=True)
+    for one in kept:
+        one.free()
+    assert seen[0].sum() == 8
+    seen.clear()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
 def test_a_closed_store_leaves_no_name(tmp_path: Path) -> None:
     """What nobody freed goes when the store does."""
     store = SharedStore(tmp_path)

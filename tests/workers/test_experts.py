@@ -290,6 +290,17 @@ async def test_a_key_is_fetched_and_decoded() -> None:
 
 
 @virtual
+async def test_what_a_key_names_is_capped_as_well() -> None:
+    """P34: `experts.max_bytes` holds however they come."""
+    room = Room()
+    room.keys["k"] = TINY.hidden(PROMPT + MADE)
+    room.desk.max_bytes = room.keys["k"].nbytes - 1
+    with pytest.raises(SampleFailure, match="experts_too_large"):
+        await room.read(answer(MADE), RawExperts("key", "k"))
+    assert not room.handles.made
+
+
+@virtual
 async def test_a_key_is_fetched_whatever_becomes_of_its_answer() -> None:
     """P27: one that nobody fetches stays with the engine for good."""
     room = Room()

@@ -4,8 +4,8 @@ Invariants:
 
 - Noting takes what is immutable, or encodes what is small and may change; a thread does the rest. The loop never waits.
 - What is noted is noted once: a sample that is as it was noted last is not written again. Routed experts are written
-  when their handle is another one than the sample was noted with, and only then; they are read when they are noted,
-  and so may be released before they are written.
+  when their handle is another one than the sample was noted with, and only then. The thread reads them, for a store may
+  block; what is noted keeps their bytes, so that they may be released before they are written.
 - A journal that failed says so once, by `on_failure`, and fails every `flush` and `save` from then on.
 """
 
@@ -224,7 +224,9 @@ class Journal:
             routed = self._reroute(sample)
             if routed or not known:
                 marks[sample.index] = mark
-                state = sample.state(more, experts=routed)
+                state = sample.state(more, experts=False)
+                if routed and sample.experts is not None:
+                    state = state._replace(experts=sample.experts.later())
                 members.append(notes.Member(sample.group_id, sample.index, state, state_json(state), routed))
         return tuple(members)
 

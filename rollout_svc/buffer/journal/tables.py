@@ -153,7 +153,7 @@ class Tables:
             self._do(_DROP_EXPERTS, (group_id, member))
         if experts is not None:
             self._routed = True
-            for piece in split(experts):
+            for piece in split(experts() if callable(experts) else experts):
                 self._do(_PUT_EXPERTS, (group_id, member, *piece))
 
     def _may_be_routed(self) -> bool:

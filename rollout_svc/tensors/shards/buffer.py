@@ -177,22 +177,31 @@ class FetchBuffer:
             nbytes: its size.
         """
         gone: list[Any] = []
+        while not self._landed(flight, tensor, nbytes, gone):
+            gone.clear()
+            time.sleep(0)  # as in `drain`
+        flight.done.set_result(tensor)
+        gone.clear()
+
+    def _landed(self, flight: Flight, tensor: Any, nbytes: int, gone: list[Any]) -> bool:
+        """Keep a tensor, if it is to be kept; False: there is not room enough yet, although some was made."""
         with self._lock:
-            self._end(flight)
             if not flight.keep or flight.flushes != self._flushes:
                 self._late += 1
             elif nbytes > self.max_bytes:
                 self._too_big += 1
             else:
                 while self._bytes + nbytes > self.max_bytes:
+                    if len(gone) == SLICE:
+                        return False
                     _, (evicted, size) = self._entries.popitem(last=False)
                     self._bytes -= size
                     self._evicted += 1
                     gone.append(evicted)
                 self._entries[flight.id] = (tensor, nbytes)
                 self._bytes += nbytes
-        flight.done.set_result(tensor)
-        gone.clear()
+            self._end(flight)
+            return True
 
     def fail(self, flight: Flight, failure: ShardFailure) -> None:
         """Tell all who wait for a shard that its fetch failed."""

@@ -83,7 +83,7 @@ def itemsize(meta: Meta) -> int:
     if meta.library == "numpy":
         try:
             dtype = np.dtype(meta.dtype)
-        except TypeError:
+        except (TypeError, ValueError, SyntaxError):  # NumPy parses what has commas and brackets
             dtype = np.dtype(object)
         if dtype.kind not in _NUMPY_KINDS or dtype.name != meta.dtype:
             raise ShardFailure("invalid", f"NumPy has no numbers called {meta.dtype!r}")

@@ -14,7 +14,7 @@ from threading import Lock
 from rollout_svc.tensors.shards.buffer import FetchBuffer
 from rollout_svc.tensors.shards.fetching import Fetcher
 
-__all__ = ["fetch_buffer", "fetcher", "install"]
+__all__ = ["fetch_buffer", "fetched_bytes", "fetcher", "install"]
 
 
 class _Process:
@@ -43,6 +43,13 @@ def fetcher() -> Fetcher:
 def fetch_buffer() -> FetchBuffer:
     """Return the fetch buffer of this process: to be drained, and to be asked for its statistics."""
     return fetcher().buffer
+
+
+def fetched_bytes() -> int | None:
+    """Return the bytes in the fetch buffer of this process; None where nothing was ever fetched, and none is made."""
+    with _process.lock:
+        found = _process.fetcher
+    return None if found is None else found.buffer.stats().bytes
 
 
 def install(new: Fetcher) -> Fetcher | None:

@@ -249,3 +249,32 @@ def test_of_many_threads_each_sees_what_was_fetched_once() -> None:
     buffer.drain("abcd")
     assert buffer.stats()[:3] == (0, 0, 0)
     assert doubled == []
+
+
+class Counting:
+    """A lock that says how many entries went while it was held."""
+
+    def __init__(self, buffer: FetchBuffer) -> None:
+        self.most = 0
+        self._buffer, self._lock, self._before = buffer, buffer._lock, 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._before = len(self._buffer._entries)
+
+    def __exit__(self, *_: object) -> None:
+        self.most = max(self.most, self._before - len(self._buffer._entries))
+        self._lock.release()
+
+
+def test_a_large_tensor_makes_room_a_few_at_a_time() -> None:
+    """P29: it takes the place of thousands of small ones, and others get the lock in between."""
+    buffer = FetchBuffer(max_bytes=5000)
+    for flight in buffer.claim(map(str, range(5000))).mine.values():
+        buffer.land(flight, None, 1)
+    buffer._lock = held = Counting(buffer)  # type: ignore[assignment]
+    [flight] = buffer.claim(["large"]).mine.values()
+    buffer.land(flight, "tensor", 4990)
+    assert buffer.stats()[:3] == (11, 5000, 0)
+    assert buffer.stats().evicted == 4990
+    assert held.most <= 256

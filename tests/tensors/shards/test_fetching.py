@@ -305,3 +305,16 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_anew() -> None:
         assert bytes(fetcher.fetch([_shard("b", address)], timeout_s=10)["b"]) == b"5678"
         fetcher.close()
         assert repr(fetcher.client) == "<Client 0 idle connections>"
+
+
+@pytest.mark.parametrize("dtype", ["2,(", "i4, (2", ",", "99999999999999999999f4"])
+def test_a_name_that_numpy_cannot_read_fails_its_shard_alone(dtype: str) -> None:
+    """P29: a dtype from outside is a name like any other: no flight is left behind, and the others arrive."""
+    fetcher = Fetcher(transports={"fake": Fake()})
+    wanted = [(Shard("odd", "fake:1", 4), META._replace(dtype=dtype)), _shard("good")]
+    found = fetcher.fetch(wanted, 5.0)
+    assert isinstance(found["odd"], ShardFailure)
+    assert found["odd"].reason == "invalid"
+    assert found["good"].tolist() == [7] * 4
+    assert fetcher.buffer.stats().flights == 0
+    fetcher.close()
