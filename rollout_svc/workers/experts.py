@@ -38,6 +38,7 @@ __all__ = ["KIND", "ExpertsDesk", "Fetch"]
 
 KIND: Final = "experts"
 """Kind of their handles; and an engine's capability."""
+_NOT_HAD: Final = frozenset({"experts_missing", "experts_not_stored"})  # as good as not sent, and asked for again
 _CLOSE_S: Final = 5.0  # seconds for what is being decoded when the service stops: far longer than the largest takes
 
 Fetch = Callable[[str], Awaitable[Any]]
@@ -106,8 +107,8 @@ class ExpertsDesk:
     ) -> Completion:
         """Read an answer to a call that asked for them; `experts` of it is the caller's to keep or to release.
 
-        One that its engine or a pause cut short may come without (SGLang forgets them where it takes a request back):
-        its tokens count, and the next call asks for the rows that are missing.
+        One that its engine or a pause cut short may come without (SGLang forgets them where it takes a request back), or
+        with what cannot be had or kept: its tokens count, and the next call asks for the rows that are missing.
 
         Args:
             worker: who answered.
@@ -130,7 +131,11 @@ class ExpertsDesk:
         if not completion.ids:
             self.drop(raw)
         elif raw is not None:
-            completion.experts = await self._unpacked(worker, sample, request, raw, sent, completion)
+            try:
+                completion.experts = await self._unpacked(worker, sample, request, raw, sent, completion)
+            except SampleFailure as failure:
+                if failure.reason not in _NOT_HAD or not may_lack(completion, request):
+                    raise
         elif not may_lack(completion, request):
             withdraw(worker, KIND, "returned no routed experts although they were asked for", self._bus)
             raise SampleFailure("experts_missing", f"{worker.worker_id} answered without its routed experts")

@@ -272,6 +272,19 @@ async def test_no_room_is_a_failure_of_the_sample() -> None:
     assert not room.handles.live
 
 
+@virtual
+async def test_a_cut_answer_keeps_its_tokens_where_its_rows_cannot_be_had() -> None:
+    """No room, or a key that leads nowhere: its tokens count, and the next call asks for the rows."""  # P10
+    room = Room(store=FullStore())
+    cut = await room.read(answer(MADE, "abort"), room.raw(PROMPT + MADE, 0))
+    assert (cut.ids, cut.experts) == (MADE, None)
+    lost = await room.read(answer(MADE, "abort"), RawExperts("key", "gone"))
+    assert (lost.ids, lost.experts) == (MADE, None)
+    with pytest.raises(SampleFailure, match="experts_invalid"):
+        await room.read(answer(MADE, "abort"), RawExperts("int32", b"1"))
+    assert not room.handles.live
+
+
 # -- keys ----------------------------------------------------------------------------------------------------
 
 
