@@ -107,8 +107,8 @@ class ExpertsDesk:
     ) -> Completion:
         """Read an answer to a call that asked for them; `experts` of it is the caller's to keep or to release.
 
-        One that its engine or a pause cut short may come without (SGLang forgets them where it takes a request back), or
-        with what cannot be had or kept: its tokens count, and the next call asks for the rows that are missing.
+        One that its engine or a pause cut short may come without (SGLang forgets them where it takes a request back),
+        or with what cannot be had or kept: its tokens count, and the next call asks for the rows that are missing.
 
         Args:
             worker: who answered.

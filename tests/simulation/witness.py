@@ -29,6 +29,7 @@ _S: Final = SampleStatus
 _GOING_ON: Final = frozenset({_S.GENERATED, _S.JUDGING, _S.COMPLETED})
 _TRIED: Final = frozenset({WorkerState.QUARANTINED, WorkerState.RECOVERING, WorkerState.DEAD})
 """Workers whose engine may be asked for a token that nobody waits for: they get no traffic."""
+_CUT: Final = frozenset({"pause", "worker_dead"})  # why a call is ended whose tokens are kept
 
 
 class Shadow:
@@ -207,14 +208,19 @@ class Witness:
             self._arrived(endpoint, engine, request, reply)
 
     def unpacked(self) -> None:
-        """A call may have ended: if nobody had ended it before, its answer has come."""
+        """A call may have ended: if nobody had ended it before, its answer has come; else of a cut one its tokens."""
         for call, (endpoint, engine, request, reply) in tuple(self._unpacking.items()):
             if self._life.worker(endpoint).calls.get(request.rid) is not call:
                 del self._unpacking[call]
                 if call.cancelled_for is None:
                     self._arrived(endpoint, engine, request, reply)
+                elif call.cancelled_for in _CUT and may_lack(request):
+                    self._arrived(endpoint, engine, request, reply, routed=False)
 
-    def _arrived(self, endpoint: Endpoint, engine: SimEngine, request: Request, reply: Reply) -> None:
+    def _arrived(
+        self, endpoint: Endpoint, engine: SimEngine, request: Request, reply: Reply, *, routed: bool = True
+    ) -> None:
+        """An answer counts; without `routed` its tokens do, and the rows that came with them were not read."""
         sample = self._life.sample(request.sample_id)
         if sample is None or request.rid not in self._attempts:
             return
@@ -228,12 +234,12 @@ class Witness:
         late = epoch != self._life.parts.gate.epoch(self._lane(request))
         if request.finish == "abort" and not request.tokens and not late:
             return  # nobody asked for that abort: the worker is at fault
-        if request.tokens and not _routed(request, reply):
+        if routed and request.tokens and not _routed(request, reply):
             self.touched_invalid.append((sample, sample.failures))
             return
         shadow = self._shadow(sample)
         shadow.ids = shadow.ids + request.tokens
-        if request.tokens and reply.lifted is not None and request.experts_from is not None:
+        if routed and request.tokens and reply.lifted is not None and request.experts_from is not None:
             rows = len(request.input_ids) + len(request.tokens) - 1
             shadow.rows = shadow.rows[: request.experts_from]
             shadow.rows += [request.serial] * (rows - len(shadow.rows))
