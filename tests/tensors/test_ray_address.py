@@ -54,3 +54,17 @@ def test_without_ray_one_line_says_so() -> None:
         [sys.executable, "-c", script, "auto"], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "refused: Ray is not installed here\n"
+
+
+def test_an_owner_in_ray_starts_no_cluster_where_its_reader_is_in_none() -> None:
+    """An RTensor may name any owner: its reader says that it is not connected, and starts nothing."""
+    script = """
+import ray
+from rollout_svc.tensors.rtensor import RTensor, localize
+told = {"id": "a-1", "owner": "ray:there/owner", "nbytes": 8, "shape": [1], "dtype": "int64", "library": "numpy"}
+print(repr(localize(RTensor.from_json(told), timeout_s=20.0, on_failure="place")), ray.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "unreachable" in done.stdout
+    assert "not connected to a Ray cluster" in done.stdout
+    assert done.stdout.endswith(" False\n")
