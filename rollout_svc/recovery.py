@@ -16,9 +16,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import Final, NamedTuple
 
 from rollout_svc.assembly import Parts, Prepared
 from rollout_svc.buffer.journal import Journal
@@ -34,7 +32,8 @@ from rollout_svc.outside import Outside
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.rollout.partials import Partials
 from rollout_svc.tasks import OnDeath
-from rollout_svc.tensors import MemoryStore, Store, Stored, make_store
+from rollout_svc.tensors import MemoryStore, Store, Stored, make_store, put_somewhere
+from rollout_svc.workers.experts import KIND, OVERFLOW
 
 __all__ = ["Restore", "keep_partials", "open_storage", "open_store", "recall"]
 
@@ -187,19 +186,15 @@ async def _experts(found: FoundGroup, parts: Parts, store: Store) -> dict[int, H
     if not arrays:
         return {}
 
-    def put() -> dict[int, Stored]:
-        return {index: _put(store, array) for index, array in arrays.items()}
+    def put() -> dict[int, tuple[Stored, bool]]:
+        return {index: put_somewhere(store, array) for index, array in arrays.items()}
 
     stored = put() if isinstance(store, MemoryStore) else await asyncio.to_thread(put)
     hold, name = parts.handles.hold, found.group_id
-    return {index: hold(one, kind="experts", holder=f"{name}.{index}") for index, one in stored.items()}
-
-
-def _put(store: Store, array: np.ndarray[Any, Any]) -> Stored:
-    try:
-        return store.put(array)
-    except Exception:  # noqa: BLE001 - whatever a store raises, it means that there is no room
-        return MemoryStore().put(array)
+    return {
+        index: hold(one, kind=KIND if there else OVERFLOW, holder=f"{name}.{index}")
+        for index, (one, there) in stored.items()
+    }
 
 
 def _group(found: FoundGroup, parts: Parts, experts: Mapping[int, Heavy]) -> Group:

@@ -14,8 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import re
-import socket
 import threading
 from functools import partial
 from typing import Any, Final
@@ -24,13 +22,12 @@ import numpy as np
 
 from rollout_svc.errors import SampleFailure
 from rollout_svc.filtering.threads import CallThreads, NoThread
+from rollout_svc.tensors.ray_store import check_reachable
 
 __all__ = ["FETCH_S", "ExpertKeys"]
 
 FETCH_S: Final = 60.0
 """Seconds for one key: to connect takes seconds, once; a GiB from another node a few."""
-_REACH_S: Final = 5.0  # seconds for a cluster to take a connection
-_PLACE: Final = re.compile(r"(?:ray://)?([^:/]+):(\d+)")
 _ACTOR: Final = "shared_store"
 _NAMESPACE: Final = "lmdeploy"
 _CONNECTING: Final = threading.Lock()  # a second `ray.init` beside the first is an error
@@ -85,17 +82,10 @@ class ExpertKeys:
 
         with _CONNECTING:
             if not ray.is_initialized():
-                _check_reachable(self._address)
+                check_reachable(self._address)
                 ray.init(address=self._address, log_to_driver=False, configure_logging=False)
         actor = ray.get_actor(_ACTOR, namespace=_NAMESPACE)
         return np.asarray(ray.get(actor.get.remote(key), timeout=self._timeout_s))
-
-
-def _check_reachable(address: str) -> None:
-    """Raise OSError where nobody listens: Ray would go on trying for longer than a key may take."""
-    place = _PLACE.fullmatch(address)
-    if place is not None:
-        socket.create_connection((place[1], int(place[2])), timeout=_REACH_S).close()
 
 
 def _first_line(error: Exception) -> str:

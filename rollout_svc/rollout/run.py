@@ -306,7 +306,7 @@ class GroupRun:
         if context.experts and (missing := sample.rows_missing):
             tokens = len(sample.prompt_ids) + sample.response_length
             message = f"{missing} of {tokens - 1} rows of routed experts are missing for {tokens} tokens"
-            if not sample.segments[-1].by_model:  # nobody ran the model over them, and nobody will
+            if sample.segments and not sample.segments[-1].by_model:  # nobody ran the model over them, and nobody will
                 message += ": the agent ended with tokens of its own, after its last turn"
             raise SampleFailure("experts_missing", message)
         sample.transition(member.attempt, _S.GENERATED)

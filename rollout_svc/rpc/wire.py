@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import aiohttp
@@ -31,6 +32,7 @@ __all__ = ["Wire"]
 Json = dict[str, Any]
 
 _SUCCESS: Final = range(200, 300)
+_UNSENDABLE: Final = re.compile(r"[\r\n\0]")  # no header can have these
 RETRY_AFTER_S: Final = 1.0
 """Assumed where a 503 names no time."""
 BODY_EXCERPT: Final = 200
@@ -51,6 +53,8 @@ class Wire:
     __slots__ = ("_headers", "_session", "url")
 
     def __init__(self, url: str, token: str | None = None) -> None:
+        if token is not None and _UNSENDABLE.search(token):
+            raise ConfigError.at("token", "a token is one line: it has a line break or a NUL in it")
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
@@ -105,7 +109,7 @@ class Wire:
                 method, self.url + path, data=data, headers=headers, timeout=timeout
             ) as response:
                 return response.status, await response.read(), response.headers.get("Retry-After")
-        except aiohttp.InvalidURL as error:
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
             raise ConfigError.at("url", f"expected http://HOST[:PORT], not {self.url!r}") from error
         except TimeoutError as error:
             raise Unreachable(f"no answer from {self.url} to {method} {path} within {timeout_s:g} s") from error

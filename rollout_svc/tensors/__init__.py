@@ -2,7 +2,7 @@
 
 from rollout_svc.tensors.handle import Handle, Handles, LiveHandle, Tally
 from rollout_svc.tensors.loan import Loan, ReadHandle
-from rollout_svc.tensors.store import MemoryStore, Store, Stored, make_store
+from rollout_svc.tensors.store import MemoryStore, Store, Stored, make_store, put_somewhere
 from rollout_svc.tensors.threads import Threads, WorkThreads
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "Threads",
     "WorkThreads",
     "make_store",
+    "put_somewhere",
 ]

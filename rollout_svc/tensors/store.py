@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-__all__ = ["InMemory", "MemoryStore", "Store", "StoreName", "Stored", "make_store"]
+__all__ = ["InMemory", "MemoryStore", "Store", "StoreName", "Stored", "make_store", "put_somewhere"]
 
 StoreName = Literal["memory", "shared", "ray"]
 
@@ -115,3 +115,14 @@ def make_store(name: StoreName, ray_address: str = "auto") -> Store:
 
         return RayStore(ray_address)
     return MemoryStore()
+
+
+def put_somewhere(store: Store, tensor: np.ndarray[Any, Any]) -> tuple[Stored, bool]:
+    """Put a tensor into a store, or where that has no room keep it in this process; returns whether the store has it.
+
+    Whatever a store raises, it means that it has no room: that is this service's trouble, and no sample's.
+    """
+    try:
+        return store.put(tensor), True
+    except Exception:  # noqa: BLE001 - see above
+        return MemoryStore().put(tensor), False

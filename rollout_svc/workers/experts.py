@@ -28,17 +28,19 @@ from rollout_svc.gate import Lane
 from rollout_svc.heavy import Heavy
 from rollout_svc.sample import Sample
 from rollout_svc.tasks import TaskOwner, wait_until
-from rollout_svc.tensors import Handle, Handles, Store, Threads
+from rollout_svc.tensors import Handle, Handles, Store, Threads, put_somewhere
 from rollout_svc.tensors.experts import Layout, RawExperts, decode
 from rollout_svc.tensors.layouts import configured, filled
 from rollout_svc.workers.withdrawal import withdraw
 from rollout_svc.workers.worker import Worker
 
-__all__ = ["KIND", "ExpertsDesk", "Fetch"]
+__all__ = ["KIND", "OVERFLOW", "ExpertsDesk", "Fetch"]
 
 KIND: Final = "experts"
 """Kind of their handles; and an engine's capability."""
-_NOT_HAD: Final = frozenset({"experts_missing", "experts_not_stored"})  # as good as not sent, and asked for again
+OVERFLOW: Final = "experts_overflow"
+"""Kind of the handles of those that the store had no room for: they are in the service's memory."""
+_NOT_HAD: Final = "experts_missing"  # as good as not sent, and asked for again
 _CLOSE_S: Final = 5.0  # seconds for what is being decoded when the service stops: far longer than the largest takes
 
 Fetch = Callable[[str], Awaitable[Any]]
@@ -108,7 +110,7 @@ class ExpertsDesk:
         """Read an answer to a call that asked for them; `experts` of it is the caller's to keep or to release.
 
         One that its engine or a pause cut short may come without (SGLang forgets them where it takes a request back),
-        or with what cannot be had or kept: its tokens count, and the next call asks for the rows that are missing.
+        or with a key that leads nowhere: its tokens count, and the next call asks for the rows that are missing.
 
         Args:
             worker: who answered.
@@ -119,7 +121,7 @@ class ExpertsDesk:
             answer: reads and checks the rest.
 
         Raises:
-            SampleFailure: `experts_missing`, `experts_invalid`, `experts_not_stored`, or what `answer` raises.
+            SampleFailure: `experts_missing`, `experts_invalid`, or what `answer` raises.
             WorkerFailure: what `answer` raises.
             Interrupted: the sample's history went meanwhile, or the service stops.
         """
@@ -134,7 +136,7 @@ class ExpertsDesk:
             try:
                 completion.experts = await self._unpacked(worker, sample, request, raw, sent, completion)
             except SampleFailure as failure:
-                if failure.reason not in _NOT_HAD or not may_lack(completion, request):
+                if failure.reason != _NOT_HAD or not may_lack(completion, request):
                     raise
         elif not may_lack(completion, request):
             withdraw(worker, KIND, "returned no routed experts although they were asked for", self._bus)
@@ -264,11 +266,9 @@ class _Job:
             return None
         rows = decode(self.raw, self.layout, tokens=self.tokens, held=self.held, stopped=self.stopped)
         joined = rows if self.old is None else self._joined(self.old, rows)
-        try:
-            stored = self.desk.store.put(joined)
-        except Exception as error:
-            raise SampleFailure("experts_not_stored", f"{type(error).__name__}: {error}") from error
-        return self.desk._handles.hold(stored, kind=KIND, holder=self.holder)  # noqa: SLF001 - the desk's own job
+        stored, there = put_somewhere(self.desk.store, joined)
+        kind = KIND if there else OVERFLOW
+        return self.desk._handles.hold(stored, kind=kind, holder=self.holder)  # noqa: SLF001 - the desk's own job
 
     def _joined(self, old: Heavy, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The rows the sample has as they are, and the new ones behind them."""

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
-from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, ServiceError, Unauthorized, Unreachable
+from rollout_svc.errors import (
+    BadRequest,
+    ConfigError,
+    Conflict,
+    NotFound,
+    NotNow,
+    ServiceError,
+    Unauthorized,
+    Unreachable,
+)
 from rollout_svc.rpc import client as client_module
 from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
 from tests.rpc.stub_service import Stub, serve
@@ -416,3 +425,18 @@ def test_the_client_loads_no_torch() -> None:
     """A trainer's control process pays for aiohttp only."""
     code = "import sys, rollout_svc.rpc.client; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8700", "ftp://127.0.0.1:8700", "", "http://127.0.0.1:99999"])
+async def test_an_address_that_is_none_is_a_bad_setting(url: str) -> None:
+    """Not an answer that did not come: nobody was asked."""
+    async with RolloutClient(url) as client:
+        with pytest.raises(ConfigError, match=r"url: expected http://HOST\[:PORT\]"):
+            await client.status()
+
+
+@pytest.mark.parametrize("token", ["secret\n", "a\rb", "a\0b"])
+def test_a_token_that_no_header_can_have_is_refused(token: str) -> None:
+    """Read from a file, with the end of its line; what it is is not told."""
+    with pytest.raises(ConfigError, match="token: a token is one line"):
+        RolloutClient("http://127.0.0.1:8700", token)

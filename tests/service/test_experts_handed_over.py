@@ -242,6 +242,6 @@ async def test_a_store_that_cannot_be_had_is_one_clear_error(tmp_path: Path, mon
     config = make_config(buffer={"path": str(tmp_path / "j.db")}, experts={"enabled": True, "store": "ray"})
     monkeypatch.setitem(sys.modules, "ray", None)
     service = RolloutService(config)
-    with pytest.raises(ConfigError, match=r"experts\.store: ray: ModuleNotFoundError"):
+    with pytest.raises(ConfigError, match=r"experts\.store: ray: ConnectionError: Ray is not installed"):
         await service.start()
     Journal.open(tmp_path / "j.db", fingerprint_of(config, {}), keep_steps=64)._connection.close()

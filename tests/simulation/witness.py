@@ -342,7 +342,7 @@ class Witness:
         worker, parts = self._life.worker(endpoint), self._life.parts
         closed = frozenset(lane for lane in LANES if not parts.gate.is_open(lane))
         if body.get("abort_all"):
-            hit = [c for c in worker.calls.values() if c.lane not in closed]
+            hit = [c for c in worker.calls.values() if c.lane not in closed and c.answer is None]
             self._world.require(bool(closed), "P17", f"an abort of everything reaches {engine} while nothing is paused")
             self._world.require(not hit, "P15", f"an abort of everything reaches {engine}, which works for {hit}")
             return

@@ -143,3 +143,13 @@ def test_a_part_does_not_keep_the_whole_alive(node: Node, fetcher: Fetcher) -> N
     rows.zero_()
     columns[:] = 0
     assert [one.tolist() for one in localize(kept, fetcher)] == [[12, 13, 14, 15]] * 2
+
+
+@pytest.mark.parametrize("host", ["a" * 70, "a..b"])
+def test_a_name_that_no_host_can_have_is_a_failure_like_any(host: str, node: Node, fetcher: Fetcher) -> None:
+    """The encoding of such a name fails before anybody is asked; the others of the tree come."""
+    remote = remotize({"here": np.arange(3)}, node)["here"]
+    elsewhere = RTensor.from_json({**remote.as_json(), "id": "elsewhere", "owner": f"http://{host}:80"})
+    found = localize({"here": remote, "elsewhere": elsewhere}, fetcher, on_failure="place")
+    assert found["here"].tolist() == [0, 1, 2]
+    assert found["elsewhere"].reason == "unreachable"

@@ -264,20 +264,20 @@ async def test_a_history_that_goes_meanwhile_is_not_read() -> None:
 
 
 @virtual
-async def test_no_room_is_a_failure_of_the_sample() -> None:
-    """Counted and named, with nothing alive."""
+async def test_where_the_store_has_no_room_they_are_kept_in_memory() -> None:
+    """A full store is this service's trouble: no sample fails of it, and the account says where they are."""
     room = Room(store=FullStore())
-    with pytest.raises(SampleFailure, match="experts_not_stored: OSError: no room"):
-        await room.read(answer(MADE), room.raw(PROMPT + MADE, 0))
-    assert not room.handles.live
+    completion = await room.read(answer(MADE), room.raw(PROMPT + MADE, 0))
+    assert completion.experts is not None
+    assert np.array_equal(completion.experts.read(), TINY.rows(PROMPT + MADE))
+    assert room.handles.live.keys() == {"experts_overflow"}
+    completion.experts.release("the test")
 
 
 @virtual
 async def test_a_cut_answer_keeps_its_tokens_where_its_rows_cannot_be_had() -> None:
-    """No room, or a key that leads nowhere: its tokens count, and the next call asks for the rows."""  # P10
-    room = Room(store=FullStore())
-    cut = await room.read(answer(MADE, "abort"), room.raw(PROMPT + MADE, 0))
-    assert (cut.ids, cut.experts) == (MADE, None)
+    """A key that leads nowhere: its tokens count, and the next call asks for the rows."""  # P10
+    room = Room()
     lost = await room.read(answer(MADE, "abort"), RawExperts("key", "gone"))
     assert (lost.ids, lost.experts) == (MADE, None)
     with pytest.raises(SampleFailure, match="experts_invalid"):

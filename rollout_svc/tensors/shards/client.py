@@ -158,7 +158,7 @@ class Client:
                 connection = None
         except TimeoutError as error:
             raise ShardFailure("timeout", f"{address} did not answer {call} in time: {error}") from error
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: a name that no host can have
             raise ShardFailure("unreachable", f"{address}: {call}: {error!r}") from error
         finally:
             if connection is not None:

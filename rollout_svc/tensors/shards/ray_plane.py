@@ -164,6 +164,8 @@ class RayTransport:
     def _found(self, address: str) -> Any:
         import ray  # noqa: PLC0415 - as above
 
+        if not ray.is_initialized():  # Ray would start a cluster of its own to look there
+            raise ValueError("this process is not connected to a Ray cluster")
         namespace, _, name = address.removeprefix(SCHEME).rpartition("/")
         found = self._actors[address] = ray.get_actor(name, namespace or None)
         return found
