@@ -6,11 +6,12 @@ VLLM   := .venv-vllm
 ARGS   ?=
 SEEDS  ?= 0:3000
 JOBS   ?= 2
-# Most tests wait more than they work: two processes take half of the time. A file stays in one, for what it starts is shared.
-SPREAD ?= -n $(JOBS) --dist loadfile
+# Most tests wait more than they work: two processes take half of the time. A file stays in one, for what it starts is
+# shared, and so do all tests of Ray, which have one cluster (tests/conftest.py).
+SPREAD ?= -n $(JOBS) --dist loadgroup
 
 .PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench
-.PHONY: chaos chaos-smoke durability test-router test-vllm test-vllm-smoke test-wheel clean
+.PHONY: chaos chaos-smoke durability soak soak-smoke test-shards test-router test-vllm test-vllm-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -50,11 +51,13 @@ fuzz: $(VENV)/.installed ## Send the control API whatever its own description al
 bench: $(VENV)/.installed ## Run every bench (about 50 minutes on 2 cores).
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.dispatch
+	$(BIN)/python -m bench.stall
 	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.refill
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.journal
 	$(BIN)/python -m bench.longtail
+	$(BIN)/python -m bench.rtensor
 
 # Real sockets, real processes, real time: what no test of the default suite may need. The flaps have a process of their
 # own: in one that held 4,096 calls before, memory that grows would not show.
@@ -69,6 +72,16 @@ chaos-smoke: $(VENV)/.installed ## The same, small: 256 in flight, 100 flaps (un
 # A real process that is killed: each round takes about a second.
 durability: $(VENV)/.installed ## Kill a loaded service 200 times and account for every prompt (ARGS="--rounds 20").
 	$(BIN)/python -m tests.durability $(ARGS)
+
+# A controller, 2 owners, 12 consumers: too many processes for the default suite, which has a smaller house.
+test-shards: $(VENV)/.installed ## End 300 steps in 15 processes with nothing left in any (under a minute).
+	$(BIN)/python -m pytest -s tests/steps $(ARGS)
+
+soak: $(VENV)/.installed ## Run 1,000 steps with experts, then 1,000 pauses: nothing grows (ARGS="--out DIR"; about 8 minutes).
+	$(BIN)/python -m tests.soak --steps 1000 --pauses 1000 $(ARGS)
+
+soak-smoke: $(VENV)/.installed ## The same, 100 of each (half a minute).
+	$(BIN)/python -m tests.soak --steps 100 --pauses 100 $(ARGS)
 
 # A real vLLM on a CPU, in an environment of its own: its torch and its transformers are not ours. pip has to find the CPU
 # build of torch; torchvision and the others come as CUDA builds, which break transformers beside it.

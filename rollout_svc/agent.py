@@ -20,6 +20,8 @@ Invariants:
 - A continued turn sends prefix + tokens so far, with what is left of its budget; `max_tokens` counts the model's
   tokens of one turn over all its segments.
 - Nothing is generated past a stop the engine reported, even where that answer came too late to count.
+- Routed experts are asked for in every turn or in none: once a turn's sampling says `return_routed_experts: false`, the
+  sample has none any more, and no later turn of this run of the loop asks.
 """
 
 from __future__ import annotations
@@ -84,8 +86,13 @@ class EngineCaller(Protocol):
         input_ids: list[int],
         max_tokens: int,
         sampling: SamplingConfig,
+        *,
+        experts: bool = False,
     ) -> Completion:
-        """Return a valid completion; raises Interrupted, WorkerFailure or SampleFailure."""
+        """Return a valid completion; raises Interrupted, WorkerFailure or SampleFailure.
+
+        With `experts` it asks for routed experts, from the first row the sample has not got.
+        """
 
 
 class AgentContext:
@@ -100,6 +107,7 @@ class AgentContext:
         "_signals",
         "calling",
         "cut",
+        "experts",
         "lane",
         "on_pause",
         "one_turn",
@@ -122,6 +130,7 @@ class AgentContext:
         engines: EngineCaller,
         signals: GateSignals,
         on_parked: Callable[[], None],
+        experts: bool = False,
     ) -> None:
         self.prompt = prompt
         self.lane: Lane = lane
@@ -133,6 +142,7 @@ class AgentContext:
         self.calling = False
         self.since = 0.0  # loop time of the end of the last engine call
         self.cut: ResumeAt | None = None
+        self.experts = experts  # every turn so far asked for its routed experts
         self._sample = sample
         self._attempt = attempt
         self._engines = engines
@@ -158,6 +168,9 @@ class AgentContext:
         sample = self._sample
         if self.cut is not None:
             raise Interrupted(f"{sample.sample_id}: its turn was cut, this context is over")
+        if self.experts and not settings.return_routed_experts:
+            self.experts = False
+            sample.give_up_experts(self._attempt, "a turn asked for none")
         if sample.turn_length and sample.engine_finish_reason not in (None, "abort"):  # whole, but late: handed back
             return self._whole_turn("length" if sample.engine_finish_reason == "length" else "stop")
         while True:
@@ -170,7 +183,7 @@ class AgentContext:
                 await self._park()
                 continue
             segment = Segment(completion.ids, completion.logprobs, completion.spans, turn=sample.turn)
-            sample.extend(self._attempt, segment)
+            sample.extend(self._attempt, segment, completion.experts)
             known = sample.meta.setdefault(LOGPROBS_MODE, completion.logprobs_mode)
             if known != completion.logprobs_mode:
                 sample.meta[LOGPROBS_MODE] = "mixed"
@@ -181,7 +194,8 @@ class AgentContext:
             sample.finish_reason = "abort"
             if self.on_pause == "abort":
                 # A late whole answer is the whole sample only where one turn is all there is.
-                self.cut = "judge" if finish != "abort" and self.one_turn else "generate"
+                whole = finish != "abort" and self.one_turn and not (self.experts and sample.rows_missing)
+                self.cut = "judge" if whole else "generate"
                 raise Interrupted(f"{sample.sample_id}: the turn was cut")
             await self._park()
             if finish != "abort":
@@ -194,7 +208,7 @@ class AgentContext:
         try:
             # The prefix is put together for the call alone: nothing here holds it while the answer is waited for.
             return await self._engines.generate(
-                sample, self.prompt, self.lane, ids + sample.turn_ids(), budget, settings
+                sample, self.prompt, self.lane, ids + sample.turn_ids(), budget, settings, experts=self.experts
             )
         except Interrupted:
             if self.on_pause == "park":

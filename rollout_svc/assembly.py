@@ -12,14 +12,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from rollout_svc.batches import Batches, Shortage
 from rollout_svc.buffer.checkpoints import Checkpoints, Snapshots
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.config import Config, WorkerConfig
-from rollout_svc.engines import Endpoint, Transport, candidates
+from rollout_svc.config import Config
+from rollout_svc.engines import Transport
 from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.evaluations.evaluations import Evaluations, apart
@@ -46,20 +45,20 @@ from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
-from rollout_svc.tensors import Handles
+from rollout_svc.tensors import Handles, Store
 from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
 from rollout_svc.trajectories import Trajectories, trajectory_problems
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.absence import Attendance
-from rollout_svc.workers.breaker import Breaker
 from rollout_svc.workers.control import Control
+from rollout_svc.workers.experts import ExpertsDesk
 from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.launching import Launching
+from rollout_svc.workers.making import make_worker
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.routing import Router
 from rollout_svc.workers.supervisor import Supervisor
-from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["Parts", "Prepared", "assemble", "make_worker", "prepare", "worker_ids"]
 
@@ -86,6 +85,7 @@ class Parts:
     storage: Storage
     processes: ProcessRunner
     handles: Handles
+    experts: ExpertsDesk
     ledger: Ledger
     tally: Tally
     buffer: ReplayBuffer
@@ -107,7 +107,8 @@ class Parts:
 
     async def abandon(self) -> None:
         """Close what is open of parts that nobody has used."""
-        await asyncio.gather(self.transport.close(), self.processes.close(), self.storage.close())
+        self.rollouts.let_go("a service that never began")
+        await asyncio.gather(self.transport.close(), self.processes.close(), self.storage.close(), self.experts.close())
 
 
 def worker_ids(config: Config) -> list[str]:
@@ -168,28 +169,6 @@ def _lost_on_the_way(config: Config) -> list[Problem]:
     ]
 
 
-class StateListener(Protocol):
-    """Is told when a worker changes its state: the pool."""
-
-    def state_changed(self, worker: Worker, before: WorkerState, after: WorkerState, reason: str) -> None:
-        """It has changed."""
-
-
-def make_worker(worker_id: str, config: WorkerConfig, url: str, pool: StateListener, rng: Random) -> Worker:
-    """Make the service's view of an engine."""
-    return Worker(
-        worker_id=worker_id,
-        endpoint=Endpoint(url, config.api_key, config.admin_key),
-        engines=tuple(Endpoint(engine, config.api_key, config.admin_key) for engine in config.behind),
-        candidates=(RoutedSGLang(),) if config.behind else candidates(config.dialect),
-        max_batch=config.max_batch,
-        exclusive=config.exclusive,
-        stream=config.stream,
-        breaker=Breaker(rng),
-        on_change=pool.state_changed,
-    )
-
-
 def assemble(
     prepared: Prepared,
     *,
@@ -200,9 +179,10 @@ def assemble(
     shortage: Callable[[int], Shortage],
     outside: Outside,
     storage: Storage,
+    store: Store,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
-    ground = _Ground(prepared.config, bus, rng, on_death, outside, storage)
+    ground = _Ground(prepared.config, bus, rng, on_death, outside, storage, store)
     fleet = _FleetParts(ground)
     work = _WorkParts(ground, fleet, prepared)
     stop = _StopParts(ground, fleet, work)
@@ -236,6 +216,7 @@ def assemble(
         storage=ground.storage,
         processes=ground.processes,
         handles=ground.handles,
+        experts=ground.experts,
         ledger=ground.ledger,
         tally=ground.tally,
         buffer=ground.buffer,
@@ -261,7 +242,14 @@ class _Ground:
     """What everything else stands on."""
 
     def __init__(
-        self, config: Config, bus: EventBus, rng: Random, on_death: OnDeath, outside: Outside, storage: Storage
+        self,
+        config: Config,
+        bus: EventBus,
+        rng: Random,
+        on_death: OnDeath,
+        outside: Outside,
+        storage: Storage,
+        store: Store,
     ) -> None:
         self.config, self.bus, self.rng, self.on_death, self.outside = config, bus, rng, on_death, outside
         self.gate = Gate(is_open=False)
@@ -271,6 +259,7 @@ class _Ground:
         self.storage = storage
         self.processes = outside.processes()
         self.handles = Handles(debug=config.memory.debug)
+        self.experts = ExpertsDesk(config.experts, self.handles, store, outside.threads(), self.tasks, bus)
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
         self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
         self.trajectories = Trajectories(config.trajectories, bus=bus)
@@ -293,6 +282,7 @@ class _FleetParts:
             new_id=ground.outside.new_id,
             request_timeout_s=config.request_timeout_s,
             router=Router(config.routing),
+            experts=ground.experts,
         )
         self.fleet = Fleet(
             control=self.control,
@@ -341,6 +331,7 @@ class _WorkParts:
             settling=ground.settling,
             trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
+            experts=ground.config.experts.enabled,
         )
         self.droughts = Droughts(prepared.runtimes, ground.bus)
         self.rollouts = Rollouts(tools=tools, buffer=ground.buffer)

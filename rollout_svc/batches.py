@@ -7,6 +7,7 @@ Invariants:
 - The tasks of a batch are mixed by their weights (`producer/mix.py`).
 - A batch is leased in one step, once all its groups are there: a caller that goes away before loses nothing, and one
   that goes away after gets the same batch by asking for the same step.
+- The routed experts of a batch are the buffer's. Who has the batch reads them until its ack, or the end of its lease.
 - A take that cannot be met says why within its timeout, and a dead service fails every take at once.
 """
 
@@ -15,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import orjson
 
@@ -32,8 +33,11 @@ from rollout_svc.producer.schedule import Demand
 from rollout_svc.producer.staleness import refusal
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
+from rollout_svc.tensors import Loan, ReadHandle
 
 __all__ = ["Batch", "Batches", "Shortage"]
+
+_ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class Batch:
         metrics: figures of the batch, and of what happened since the one before.
         ack_expired: batches whose ack came too late, with this take.
         oldest: tokens of older weight versions are masked; None: none is.
+        loan: how long its tensors may be read.
     """
 
     batch_id: str
@@ -63,6 +68,16 @@ class Batch:
     metrics: dict[str, Any]
     ack_expired: tuple[str, ...] = ()
     oldest: int | None = None
+    loan: Loan = field(default_factory=Loan, compare=False)
+
+    def take_experts(self) -> dict[str, ReadHandle]:
+        """Routed experts by sample id, of those that have some: `(tokens - 1, moe_layers, top_k)`, uint8 or uint16.
+
+        They stay the buffer's. After the ack of the batch, or the end of its lease, `read` raises SpentHandle, which
+        says which of the two it was; what was read before stays readable. Every call gives handles of its own.
+        """
+        owned = ((sample.sample_id, sample.experts) for group in self.groups for sample in group.samples)
+        return {sample_id: ReadHandle(sample_id, heavy, self.loan) for sample_id, heavy in owned if heavy is not None}
 
     def head(self) -> dict[str, Any]:
         """The record without its groups."""
@@ -263,11 +278,28 @@ class Batches:
         """Consume batches for good, without waiting for the disk; returns those whose lease has ended."""
         return tuple(batch_id for batch_id in batch_ids if not self._acknowledge(batch_id))
 
+    def experts_of(self, sample_id: str) -> ReadHandle:
+        """The routed experts of one sample that is lent.
+
+        Raises:
+            NotFound: no batch that is lent has such a sample; `no_experts`: it has none.
+        """
+        group_id = sample_id.rpartition(".")[0]
+        for batch in self._leased.values():
+            for sample in (s for group in batch.groups if group.group_id == group_id for s in group.samples):
+                if sample.sample_id == sample_id and sample.experts is not None:
+                    return ReadHandle(sample_id, sample.experts, batch.loan)
+                if sample.sample_id == sample_id:
+                    raise NotFound(f"sample {sample_id} has no routed experts", type="no_experts")
+        raise NotFound(f"no batch that is lent has a sample {sample_id[:_ECHO_CHARS]!r}")
+
     def _acknowledge(self, batch_id: str) -> bool:
+        batch = self._leased.pop(batch_id, None)
+        if batch is not None:
+            batch.loan.end(f"the ack of batch {batch_id}")  # before its tensors go: another thread may be reading
         lease = self._buffer.acknowledge(batch_id)
         if lease is None:
             return self._buffer.fate(batch_id) == "acknowledged"
-        self._leased.pop(batch_id, None)
         self._mixture.acknowledged(batch_id)
         self._storage.consumed(lease)
         self._tally.settled["consumed"] += len(lease.groups)
@@ -324,7 +356,9 @@ class Batches:
         self._set_timer()
 
     def _forget(self, lease: Lease) -> None:
-        self._leased.pop(lease.batch_id, None)
+        batch = self._leased.pop(lease.batch_id, None)
+        if batch is not None:
+            batch.loan.end(f"the lease of batch {lease.batch_id} ended")
         self._mixture.returned(lease.batch_id)
         self._storage.unleased(lease)
         self._bus.emit(LeaseExpired(lease.batch_id, lease.step, len(lease.groups)))

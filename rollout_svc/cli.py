@@ -59,12 +59,13 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights, prompts and draws.")] = 0,
     lr: Annotated[float | None, typer.Option(help="Learning rate; 0 learns nothing.")] = None,
     out: Annotated[Path, typer.Option(help="Where summary.json and reward.png go.")] = Path("demo-out"),
+    model: Annotated[str, typer.Option(help="Policy: tiny, or tiny-moe, whose routing is replayed.")] = "tiny",
     as_json: Json = False,
 ) -> None:
     """Run the whole loop on this machine: engines, service, and a trainer that learns."""
     from rollout_svc.demo import DemoOptions, run_demo  # noqa: PLC0415 - torch, which no other command needs
 
-    given: dict[str, Any] = {"seed": seed, "out": out, "json": as_json}
+    given: dict[str, Any] = {"seed": seed, "out": out, "json": as_json, "model": model}
     given |= {key: value for key, value in (("steps", steps), ("lr", lr)) if value is not None}
     raise typer.Exit(run_demo(DemoOptions(**given)))
 
@@ -144,7 +145,7 @@ def _show_dry_run(config: Config, plan: Plan) -> None:
 def engine(  # noqa: PLR0917 - options, not positions
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.", min=0, max=65535)] = 30000,
-    model: Annotated[str, typer.Option(help="Preset: tiny.")] = "tiny",
+    model: Annotated[str, typer.Option(help="Preset: tiny, tiny-moe.")] = "tiny",
     seed: Annotated[int, typer.Option(help="Seed of the first weights.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="Directory with tokenizer.json; default: bytes.")] = None,
     context: Annotated[int | None, typer.Option(help="Most tokens of a sequence.")] = None,
@@ -153,6 +154,13 @@ def engine(  # noqa: PLR0917 - options, not positions
     api_key: Annotated[str | None, typer.Option(help="Key of the data routes.")] = None,
     admin_api_key: Annotated[str | None, typer.Option(help="Key of the control routes.")] = None,
     die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="End when the parent does.")] = False,
+    experts: Annotated[
+        bool,
+        typer.Option(
+            "--enable-return-routed-experts/--no-enable-return-routed-experts",
+            help="Tell routed experts to who asks, where the model has some.",
+        ),
+    ] = True,
 ) -> None:
     """Run the built-in engine alone: SGLang's dialect, a tiny torch model."""
     from rollout_svc.embedded.run import run_engine  # noqa: PLC0415 - torch
@@ -170,6 +178,7 @@ def engine(  # noqa: PLR0917 - options, not positions
             api_key=api_key,
             admin_api_key=admin_api_key,
             die_with_parent=die_with_parent,
+            return_routed_experts=experts,
             **given,
         )
     )
@@ -198,6 +207,15 @@ def stuck(
         raise ConfigError.at("--older-than", f"expected a finite number, 0 or greater, not {older_than}")
     answer = _ask(url, token, lambda client: client.stuck(older_than))
     _answer(answer, as_json=as_json, show=show_stuck)
+
+
+@app.command()
+def memory(url: Url = _URL, token: Token = None, as_json: Json = False) -> None:
+    """Show what every process has, what grows with the steps, and what is to blame."""
+    from rollout_svc.observe.memory.table import show_memory  # noqa: PLC0415 - numpy, with its package
+
+    answer = _ask(url, token, lambda client: client.memory())
+    _answer(answer, as_json=as_json, show=show_memory)
 
 
 @app.command()

@@ -10,6 +10,8 @@
     ├── WorkerFailure           a worker, not the sample, failed: retried on another worker
     │   └── NoWorker            no worker is in traffic: the producer waits
     ├── SampleFailure           this sample's own failure: counted against max_attempts
+    ├── ShardFailure            a remote tensor could not be kept, reached or read: which one, and why
+    ├── DrainFailed             processes did not let go of shards, in two steps: who, and how many ids
     ├── Unreachable             a client got no answer from the service: refused, lost, or too late
     └── ServiceError            an answer to a caller, with an HTTP status
         ├── BadRequest   400    the body or argument is wrong; says which field
@@ -32,6 +34,7 @@ __all__ = [
     "BadRequest",
     "ConfigError",
     "Conflict",
+    "DrainFailed",
     "IllegalTransition",
     "Interrupted",
     "LedgerImbalance",
@@ -43,6 +46,7 @@ __all__ = [
     "RolloutError",
     "SampleFailure",
     "ServiceError",
+    "ShardFailure",
     "SpentHandle",
     "StaleAttempt",
     "Unauthorized",
@@ -157,6 +161,45 @@ class SampleFailure(RolloutError):
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
+
+
+class ShardFailure(RolloutError):
+    """Raised when a remote tensor could not be kept, reached or read.
+
+    Args:
+        reason: `full`, `invalid` when it is to be kept; `missing`, `too_big`, `unreachable`, `unauthorized`, `timeout`,
+            `invalid` when it is to be fetched.
+        message: what was seen, for people; names the shard.
+        ids: the shards it is about.
+    """
+
+    def __init__(self, reason: str, message: str, ids: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+        self.ids = ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.message, self.ids)
+
+
+class DrainFailed(RolloutError):
+    """Raised when processes did not let go of shards in the step they belong to, nor in the next one.
+
+    Everything else was drained before; none of what is named here is tried again.
+
+    Args:
+        failures: who did not do what with how many ids, one line each.
+        cleared: what became of the clear that found it out (`tensors.clearing.Cleared`).
+    """
+
+    def __init__(self, failures: Iterable[str], cleared: Any = None) -> None:
+        self.failures = tuple(failures)
+        self.cleared = cleared
+        super().__init__("; ".join(self.failures))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.failures, self.cleared)
 
 
 class Unreachable(RolloutError):

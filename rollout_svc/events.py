@@ -18,6 +18,7 @@ from rollout_svc.gate import Lane, Mode
 __all__ = [
     "BatchAcked",
     "BatchTaken",
+    "CapabilityWithdrawn",
     "ComponentDied",
     "EngineDoubted",
     "EngineExited",
@@ -34,6 +35,9 @@ __all__ = [
     "GroupSettled",
     "GroupsAllFiltered",
     "LeaseExpired",
+    "MemoryGrowing",
+    "MemoryGrowthEnded",
+    "MemorySampled",
     "PauseFinished",
     "PauseStarted",
     "ProducerWaiting",
@@ -182,6 +186,15 @@ class EngineDoubted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CapabilityWithdrawn(Event):
+    """An engine said that it can do something and did not: it is not believed until it is another process."""
+
+    worker: str
+    capability: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EnginesLoading(Event):
     """Some engines have not answered yet; told again every few seconds until they have."""
 
@@ -313,6 +326,47 @@ class LeaseExpired(Event):
     batch_id: str
     step: int
     groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySampled(Event):
+    """Memory and disk were looked at, at a step of the trainer's (None: between two).
+
+    By process and account: bytes, and bytes a step where there is a slope yet.
+    """
+
+    step: int | None
+    accounts: dict[str, dict[str, int]] = field(repr=False)
+    slopes: dict[str, dict[str, float]] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrowing(Event):
+    """An account of a process grows with the steps; told once, and `again` whenever its growth has doubled.
+
+    `of_rss` is its share of the growth of resident memory; None: that does not grow.
+    """
+
+    process: str
+    account: str
+    bytes_per_step: int
+    bytes: int
+    grown_bytes: int
+    since_step: int
+    of_rss: float | None
+    again: bool
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrowthEnded(Event):
+    """An account that was told to grow does not any more."""
+
+    process: str
+    account: str
+    bytes: int
+    grown_bytes: int
+    since_step: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final, Literal
 
@@ -18,6 +18,7 @@ import orjson
 
 from rollout_svc.errors import IllegalTransition
 from rollout_svc.gate import Lane
+from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import SETTLED, Account, Ledger
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import SETTLED_STATUSES, ResumeAt, Sample, SampleStatus
@@ -167,8 +168,12 @@ class Group:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the members' encoded records."""
-        return sum(len(sample.packed) for sample in self.samples if sample.packed is not None)
+        """Bytes of the members' encoded records, and of their routed experts."""
+        return sum(
+            len(sample.packed) + (0 if sample.experts is None else sample.experts.nbytes)
+            for sample in self.samples
+            if sample.packed is not None
+        )
 
     def encoded(self, record: Callable[[Sample, bytes], bytes] = lambda _, packed: packed) -> bytes:
         """The group's record in a batch, JSON; every member is COMPLETED.
@@ -241,7 +246,16 @@ class Group:
             sample.transition(sample.attempt, status, reason=reason if own else "sibling_failed")
             sample.revoke()
 
-    def recall(self, samples: Sequence[SampleState], hand_backs: int, cuts: int, *, ready: bool, now: float) -> None:
+    def recall(
+        self,
+        samples: Sequence[SampleState],
+        hand_backs: int,
+        cuts: int,
+        *,
+        ready: bool,
+        now: float,
+        experts: Mapping[int, Heavy] | None = None,
+    ) -> None:
         """Be what was noted in an earlier life: queued -> ready, or aborted, with each member as it was.
 
         Args:
@@ -250,6 +264,7 @@ class Group:
             cuts: how many pauses had ended it.
             ready: every member is COMPLETED, and it was put.
             now: monotonic seconds.
+            experts: routed experts, by member, of those that have some; the members' from now on.
 
         Raises:
             IllegalTransition: it is not freshly admitted, or not every member of a ready group is COMPLETED.
@@ -257,7 +272,7 @@ class Group:
         if self.account != "queued" or len(samples) != len(self.samples):
             raise IllegalTransition(f"{self.group_id}: {self.account} cannot be recalled")
         for sample, state in zip(self.samples, samples, strict=True):
-            sample.recall(state)
+            sample.recall(state, (experts or {}).get(sample.index))
         if ready and not self.complete:
             raise IllegalTransition(f"{self.group_id}: not every member is COMPLETED")
         self.account = "ready" if ready else "aborted"

@@ -17,6 +17,10 @@ class Heavy(Protocol):
     def nbytes(self) -> int:
         """Bytes of the tensor."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; not for one that was given up."""
+
     def read(self) -> Any:
         """The tensor, to be read and not kept: a NumPy array that cannot be written to."""
 

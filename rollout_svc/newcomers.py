@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from rollout_svc.config import Config
 from rollout_svc.engines import EngineProfile
-from rollout_svc.preflight import lacking, last_part
+from rollout_svc.preflight import ROUTING_FACTS, lacking, last_part, wants_experts
 from rollout_svc.workers.worker import Worker
 
 __all__ = ["Newcomers"]
@@ -46,7 +46,9 @@ class Newcomers:
             return None
         self._known = {known: what for known, what in self._known.items() if known in self._workers}
         name = f"{worker.worker_id} at {worker.endpoint.url}"
-        reasons = [f"{name} {words}" for _, words in lacking(self._config, worker.stream, profile)]
+        routed, withdrawn = worker.front is not None, worker.withdrawn
+        lacks = lacking(self._config, worker.stream, profile, routed=routed, withdrawn=withdrawn)
+        reasons = [f"{name} {words}" for _, words in lacks]
         reasons += self._differing(worker.worker_id, name, profile)
         if reasons:
             return "; ".join(reasons)
@@ -58,6 +60,8 @@ class Newcomers:
             ("tokenizer", lambda profile: profile.tokenizer),
             ("vocabulary", lambda profile: profile.vocab_size),
         ]
+        if wants_experts(self._config):
+            what += ROUTING_FACTS
         if not self._moved():
             what.append(("model", lambda profile: profile.model))
         found = []

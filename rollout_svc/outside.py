@@ -17,6 +17,7 @@ from rollout_svc.engines import HttpTransport, Transport
 from rollout_svc.judge_processes import PebbleRunner
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.launching import Launcher, ProcessLauncher
+from rollout_svc.tensors import Store, Threads, WorkThreads
 
 __all__ = ["NewId", "Outside"]
 
@@ -25,6 +26,7 @@ NewId = Callable[[], str]
 
 _ID_BYTES: Final = 16  # as unique as a uuid, at a third of its cost
 _JUDGE_PROCESSES: Final = 2  # at once, for synchronous judgers; they share the machine with the loop
+_TENSOR_THREADS: Final = 2  # one reads while another writes; more would only take the loop's share
 
 
 def _new_id() -> str:
@@ -35,6 +37,10 @@ def _processes() -> ProcessRunner:
     return PebbleRunner(_JUDGE_PROCESSES)
 
 
+def _threads() -> Threads:
+    return WorkThreads(_TENSOR_THREADS)
+
+
 @dataclass(frozen=True, slots=True)
 class Outside:
     """Makers of the parts that do I/O; called once, in the loop that uses them.
@@ -43,14 +49,20 @@ class Outside:
         transport: carries calls to engines.
         processes: runs synchronous judgers.
         launcher: starts engines.
+        tensors: makes what keeps heavy tensors; None: as `experts.store` says.
+        threads: does what takes long beside the loop.
         storage: makes groups durable; None: the journal at `buffer.path`, or memory, which promises nothing.
         new_id: makes ids of requests, groups and batches.
         wall: wall-clock time, seconds since the epoch, which another life compares with its own.
+        probes: whether the memory of this machine's processes is read, in a thread, at each step.
     """
 
     transport: Callable[[], Transport] = HttpTransport
     processes: Callable[[], ProcessRunner] = _processes
     launcher: Callable[[], Launcher] = ProcessLauncher
+    tensors: Callable[[], Store] | None = None
+    threads: Callable[[], Threads] = _threads
     storage: Callable[[], Storage] | None = None
     new_id: NewId = _new_id
     wall: Callable[[], float] = time.time
+    probes: bool = True

@@ -13,18 +13,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from rollout_svc.config import Config, SamplingConfig
 from rollout_svc.engines import DIALECTS, EngineProfile
 from rollout_svc.errors import ADMIN_KEY, Problem, WorkerFailure
+from rollout_svc.tensors.layouts import configured, differences, filled
 
-__all__ = ["Answer", "Answers", "complaints", "doubts", "lacking", "last_part"]
+__all__ = ["ROUTING_FACTS", "Answer", "Answers", "complaints", "doubts", "lacking", "last_part", "wants_experts"]
 
 _KEY_KINDS: Final = frozenset({"unauthorized", "forbidden"})
 _FREEZE: Final = "freeze_keep_kv"
 # What vLLM's development mode brings, on routes that no key guards (`/abort_requests`, `/pause`, `/collective_rpc`, …).
 _UNGUARDED: Final = frozenset({"abort_all", "disk", "freeze_drop_kv", "freeze_keep_kv", "set_version"})
+
+_SHAPELESS: Final = frozenset({"sglang"})  # dialects whose routed experts come as numbers in a row
+_FEW: Final = 8  # layers that are named one by one
+_EXPERTS_SWITCH: Final = "--enable-return-routed-experts"
 
 Answer = EngineProfile | WorkerFailure
 Answers = Mapping[str, Answer]
@@ -46,9 +52,13 @@ def complaints(config: Config, answers: Answers) -> list[Problem]:
             found.append(_failed(names[worker_id], answer))
     for worker_id, profile in profiles.items():
         name = names[worker_id]
-        for path, words in lacking(config, config.workers[name.index].stream, profile):
+        worker = config.workers[name.index]
+        for path, words in lacking(config, worker.stream, profile, routed=bool(worker.behind)):
             found.append(Problem(path or name.at("stream"), f"{name} {words}"))
     found += _disagreeing(names, profiles)
+    if wants_experts(config):
+        for what, read in ROUTING_FACTS:
+            found += _odd(names, profiles, what, read)
     return found
 
 
@@ -100,6 +110,26 @@ def _profiles(answers: Answers) -> dict[str, EngineProfile]:
     return {name: answer for name, answer in answers.items() if isinstance(answer, EngineProfile)}
 
 
+def _fact(name: str) -> Callable[[EngineProfile], str | int | None]:
+    def read(profile: EngineProfile) -> str | int | None:
+        value = getattr(profile.experts, name, None)
+        return _shown(value) if isinstance(value, tuple) else value
+
+    return read
+
+
+ROUTING_FACTS: Final = tuple(
+    (noun, _fact(name))
+    for name, noun in (
+        ("num_experts", "experts a layer"),
+        ("top_k", "experts a token"),
+        ("layers", "layers"),
+        ("moe_layers", "layers with experts"),
+    )
+)
+"""What engines whose routing is trained on have to have in common: a noun, and how to read it of a profile."""
+
+
 # -- one engine ----------------------------------------------------------------------------------------------
 
 
@@ -116,8 +146,26 @@ def _failed(name: _Name, failure: WorkerFailure) -> Problem:
     return Problem(name.at("url"), f"{name} cannot be reached: {failure}")
 
 
-def lacking(config: Config, stream: bool, profile: EngineProfile) -> Iterator[tuple[str | None, str]]:
-    """What is asked for that an engine cannot do: the setting's path (None: the worker's `stream`) and the words."""
+def lacking(
+    config: Config,
+    stream: bool,
+    profile: EngineProfile,
+    *,
+    routed: bool = False,
+    withdrawn: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[tuple[str | None, str]]:
+    """Name what is asked for that an engine cannot do.
+
+    Args:
+        config: the settings.
+        stream: the worker's.
+        profile: what its engine says it is.
+        routed: generation passes a router there.
+        withdrawn: capabilities it said it has, and why that is not believed.
+
+    Yields:
+        The setting's path (None: the worker's `stream`) and the words.
+    """
     who = f"({profile.dialect})"
     can = ", ".join(sorted(profile.capabilities)) or "nothing"
     if config.pause.mode == "keep" and _FREEZE not in profile.capabilities:
@@ -128,6 +176,46 @@ def lacking(config: Config, stream: bool, profile: EngineProfile) -> Iterator[tu
     for index, task in enumerate(config.tasks):
         if dialect is not None and (refused := dialect().refuses(task.sampling)):
             yield f"tasks.{index}.sampling", f"{who} cannot do {refused}"
+    if wants_experts(config):
+        for path, words in _without_experts(config, profile, routed, withdrawn.get("experts")):
+            yield path, f"{who} {words}"
+
+
+def wants_experts(config: Config) -> bool:
+    """Whether any request of training asks for routed experts."""
+    return config.experts.enabled and any(task.sampling.return_routed_experts for task in config.tasks)
+
+
+def _without_experts(
+    config: Config, profile: EngineProfile, routed: bool, withdrawn: str | None
+) -> Iterator[tuple[str, str]]:
+    """Why an engine's routed experts cannot be had, or could not be read: a setting's path and the words."""
+    if "experts" not in profile.capabilities:
+        if routed:
+            why = "the router drops what asks for them: its engines have to be workers of their own"
+        elif withdrawn is not None:
+            why = withdrawn
+        else:
+            also = " and with VLLM_SERVER_DEV_MODE=1, or cannot say so" if profile.dialect == "vllm" else ""
+            why = f"it does not say that it was started with {_EXPERTS_SWITCH}{also}"
+        yield "experts.enabled", f"returns no routed experts: {why}"
+        return
+    set_here = configured(config.experts)
+    for name, ours, theirs in differences(set_here, profile.experts):
+        yield f"experts.{name}", f"has {_shown(theirs)}, and {_shown(ours)} is set"
+    known = filled(set_here, profile.experts)
+    for name in ("layers", "top_k") if profile.dialect in _SHAPELESS else ():
+        if getattr(known, name) is None:
+            yield f"experts.{name}", "sends routed experts without a shape and does not say this: it has to be set"
+    if known.moe_layers and known.layers is not None and known.moe_layers[-1] >= known.layers:
+        yield "experts.moe_layers", f"has {known.layers} layers, counted from 0: there is no {known.moe_layers[-1]}"
+
+
+def _shown(value: Any) -> str:
+    """A field of a layout, for people: of many layers the first, the last and how many."""
+    if isinstance(value, tuple) and len(value) > _FEW:
+        return f"{len(value)} of them from {value[0]} to {value[-1]}"
+    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def _short_context(config: Config, name: _Name, profile: EngineProfile) -> Iterator[Problem]:

@@ -5,6 +5,8 @@ Invariants:
 - It is done before anybody can ask for anything, so that no call meets half of it.
 - Nothing of it is noted again: it is in the storage already.
 - Groups and samples keep their ids; an unfinished group goes on like one that a pause took back.
+- Routed experts are put where this life keeps them, and owned before anybody can ask. What there is no room for there
+  is kept in memory, where it is already.
 - A lease keeps its end in wall-clock time, whatever the loop's clock says in this life.
 """
 
@@ -12,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from rollout_svc.assembly import Parts, Prepared
 from rollout_svc.buffer.journal import Journal
@@ -23,13 +27,16 @@ from rollout_svc.buffer.recovered import FoundGroup, Recovered
 from rollout_svc.buffer.restoring import restore_journal
 from rollout_svc.buffer.storage import MemoryStorage, Storage
 from rollout_svc.config import Config
+from rollout_svc.errors import ConfigError
 from rollout_svc.group import Group
+from rollout_svc.heavy import Heavy
 from rollout_svc.outside import Outside
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.rollout.partials import Partials
 from rollout_svc.tasks import OnDeath
+from rollout_svc.tensors import MemoryStore, Store, Stored, make_store
 
-__all__ = ["Restore", "keep_partials", "open_storage", "recall"]
+__all__ = ["Restore", "keep_partials", "open_storage", "open_store", "recall"]
 
 _SLICE: Final = 64  # groups made between two turns of the loop: some milliseconds
 _DIGITS: Final = 32  # of a digest: 128 bits
@@ -40,6 +47,29 @@ class Restore(NamedTuple):
 
     snapshot: Path
     step: int | None = None
+
+
+async def open_store(config: Config, outside: Outside, storage: Storage) -> Store:
+    """Make what keeps heavy tensors: a caller's own, or what `experts.store` names.
+
+    Args:
+        config: the settings.
+        outside: of the service.
+        storage: open already; closed where this fails.
+
+    Raises:
+        ConfigError: at `experts.store`: it is not to be had here.
+    """
+    if outside.tensors is not None:
+        return outside.tensors()
+    name = config.experts.store if config.experts.enabled else "memory"
+    if name == "memory":
+        return MemoryStore()
+    try:
+        return await asyncio.to_thread(make_store, name, config.experts.ray_address)
+    except OSError as error:
+        await storage.close()
+        raise ConfigError.at("experts.store", f"{name}: {error}") from error
 
 
 async def open_storage(config: Config, outside: Outside, restore: Restore | None = None) -> Storage:
@@ -82,7 +112,9 @@ def _digest(path: Path) -> str:
         return f"sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
 
 
-async def recall(parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Callable[[], float]) -> dict[str, int]:
+async def recall(
+    parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Callable[[], float], store: Store | None = None
+) -> dict[str, int]:
     """Go on from what the storage found.
 
     Args:
@@ -90,6 +122,7 @@ async def recall(parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Call
         prepared: whose sources are not open yet.
         on_death: told once when the journal cannot be written any more.
         wall: wall-clock time, seconds since the epoch.
+        store: where routed experts go; None: in memory.
 
     Returns:
         What there was, counted, for people; empty where there was nothing.
@@ -105,7 +138,7 @@ async def recall(parts: Parts, prepared: Prepared, on_death: OnDeath, wall: Call
     _place_prompts(found, parts)
     leased: dict[str, Group] = {}
     for number, one in enumerate(found.groups, 1):
-        group = _group(one, parts)
+        group = _group(one, parts, await _experts(one, parts, store or MemoryStore()))
         if one.account == "aborted":
             parts.buffer.put_back(group)
         else:
@@ -148,7 +181,28 @@ def _place_prompts(found: Recovered, parts: Parts) -> None:
     parts.producer.return_first(found.returned + (found.again if tail.size is None else ()))
 
 
-def _group(found: FoundGroup, parts: Parts) -> Group:
+async def _experts(found: FoundGroup, parts: Parts, store: Store) -> dict[int, Heavy]:
+    """Own the routed experts of a group's samples, by member."""
+    arrays = {index: state.experts for index, state in enumerate(found.samples) if state.experts is not None}
+    if not arrays:
+        return {}
+
+    def put() -> dict[int, Stored]:
+        return {index: _put(store, array) for index, array in arrays.items()}
+
+    stored = put() if isinstance(store, MemoryStore) else await asyncio.to_thread(put)
+    hold, name = parts.handles.hold, found.group_id
+    return {index: hold(one, kind="experts", holder=f"{name}.{index}") for index, one in stored.items()}
+
+
+def _put(store: Store, array: np.ndarray[Any, Any]) -> Stored:
+    try:
+        return store.put(array)
+    except Exception:  # noqa: BLE001 - whatever a store raises, it means that there is no room
+        return MemoryStore().put(array)
+
+
+def _group(found: FoundGroup, parts: Parts, experts: Mapping[int, Heavy]) -> Group:
     now = asyncio.get_running_loop().time()
     group = Group(
         group_id=found.group_id,
@@ -158,7 +212,9 @@ def _group(found: FoundGroup, parts: Parts) -> Group:
         ledger=parts.ledger,
         now=now,
     )
-    group.recall(found.samples, found.hand_backs, found.cuts, ready=found.account != "aborted", now=now)
+    group.recall(
+        found.samples, found.hand_backs, found.cuts, ready=found.account != "aborted", now=now, experts=experts
+    )
     return group
 
 

@@ -8,7 +8,8 @@ Invariants:
 - Tokens only grow, except when a sample is redone (ABORTED or GENERATING to INIT) or settled without being
   consumed, where they are dropped: what is FAILED, EXPIRED or FILTERED keeps counts and reasons, no more (P28).
 - Its routed experts are its own: those of the tokens it has, or of fewer; whoever writes under a revoked attempt loses
-  what it brought. They are released with the tokens, and once it is CONSUMED.
+  what it brought. They are released with the tokens, and once it is CONSUMED; a sample one of whose turns asked for
+  none has none, and that is no failure.
 - A COMPLETED sample is its record, encoded once while its tokens are at hand: a third of the memory of token objects,
   nothing for the collector to look at, and what every way out sends as it is.
 """
@@ -24,7 +25,7 @@ from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import Account, Ledger
 from rollout_svc.sample_state import SampleState
 from rollout_svc.sample_status import ACCOUNT_OF, ARROWS, DROPPED, SETTLED_STATUSES, ResumeAt, SampleStatus
-from rollout_svc.segment import FinishReason, Segment, VersionSpan
+from rollout_svc.segment import FinishReason, Segment, VersionSpan, joined_spans
 
 __all__ = ["SETTLED_STATUSES", "ResumeAt", "Sample", "SampleStatus"]
 
@@ -157,24 +158,13 @@ class Sample:
         """Weight versions over `response_ids`, neighbours that differ in nothing joined; model tokens only."""
         if self.packed is not None:
             return self._spans
-        if len(self.segments) == 1 and len(self.segments[0].spans) == 1:
-            return self.segments[0].spans
-        joined: list[VersionSpan] = []
-        offset = 0
-        for segment in self.segments:
-            for span in segment.spans:
-                moved = span._replace(start=span.start + offset, end=span.end + offset)
-                last = joined[-1] if joined else None
-                if last is None or (last.version, last.confirmed, last.end) != (
-                    span.version,
-                    span.confirmed,
-                    moved.start,
-                ):
-                    joined.append(moved)
-                else:
-                    joined[-1] = last._replace(end=moved.end)
-            offset += len(segment.ids)
-        return tuple(joined)
+        return joined_spans(self.segments)
+
+    @property
+    def rows_missing(self) -> int:
+        """Rows of routed experts that its tokens should have and it has not got: one a token, but for the last."""
+        held = 0 if self.experts is None else self.experts.shape[0]
+        return len(self.prompt_ids) + self.response_length - 1 - held
 
     def turn_ids(self) -> list[int]:
         """Tokens the model has made in the turn that is under way (its prefix when it is continued)."""
@@ -308,10 +298,23 @@ class Sample:
             self._release_experts("its continuation")
             self.experts = experts
 
+    def give_up_experts(self, attempt: int, by: str) -> None:
+        """Release the routed experts it has, under an attempt; `by`: why.
+
+        Raises:
+            StaleAttempt: the attempt was revoked.
+        """
+        self.check(attempt)
+        self._release_experts(by)
+
     def _check_generating(self, attempt: int) -> None:
         self.check(attempt)
         if self.status is not SampleStatus.GENERATING:
             raise IllegalTransition(f"{self.sample_id}: {self.status} takes no tokens")
+
+    def let_go(self, by: str) -> None:
+        """Release what heavy things it has, whoever holds it: nobody will use them any more."""
+        self._release_experts(by)
 
     def _release_experts(self, by: str) -> None:
         if self.experts is not None:
@@ -368,8 +371,13 @@ class Sample:
 
     # -- lasting ---------------------------------------------------------------------------------------------
 
-    def state(self, more: Segment | None = None) -> SampleState:
-        """What is to survive of it now; `more`: tokens that have come and are not in its segments yet."""
+    def state(self, more: Segment | None = None, *, experts: bool = True) -> SampleState:
+        """What is to survive of it now.
+
+        Args:
+            more: tokens that have come and are not in its segments yet.
+            experts: its routed experts as well, which are read, not copied, and so outlive their handle.
+        """
         return SampleState(
             status=str(self.status),
             attempt=self.attempt,
@@ -385,10 +393,15 @@ class Sample:
             length=self._length,
             spans=self._spans,
             meta=self.meta,
+            experts=self.experts.read() if experts and self.experts is not None else None,
         )
 
-    def recall(self, state: SampleState) -> None:
+    def recall(self, state: SampleState, experts: Heavy | None = None) -> None:
         """Be what was noted in an earlier life, whose attempts write nothing any more.
+
+        Args:
+            state: what was noted.
+            experts: its routed experts, this sample's from now on; where this raises they stay the caller's.
 
         Raises:
             IllegalTransition: this sample has a life of its own already, or nothing could go on from that status.
@@ -405,6 +418,7 @@ class Sample:
         self.segments, self.packed = list(state.segments), state.packed
         self.reward, self.reward_parts = state.reward, dict(state.reward_parts or {})
         self._length, self._spans = state.length, state.spans
+        self.experts = experts
         if state.meta is not None:
             self.meta = state.meta
 

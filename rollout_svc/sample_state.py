@@ -25,6 +25,7 @@ class SampleState(NamedTuple):
         length: response tokens in `packed`.
         spans: weight versions of those.
         meta: its own; None: that of its prompt.
+        experts: routed experts of its first tokens, a NumPy array `(rows, moe_layers, top_k)`, uint8 or uint16.
     """
 
     status: str = "INIT"
@@ -41,6 +42,7 @@ class SampleState(NamedTuple):
     length: int = 0
     spans: tuple[VersionSpan, ...] = ()
     meta: dict[str, Any] | None = None
+    experts: Any = None
 
     def handed_back(self) -> SampleState:
         """The same after the end of everything that worked for it: what runs is aborted, its tokens are kept."""

@@ -5,9 +5,10 @@ Invariant: values; nothing here is changed once it is made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["FinishReason", "Segment", "VersionSpan"]
+__all__ = ["FinishReason", "Segment", "VersionSpan", "joined_spans"]
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
@@ -45,3 +46,21 @@ class Segment(NamedTuple):
     spans: tuple[VersionSpan, ...]
     by_model: bool = True
     turn: int = 0
+
+
+def joined_spans(segments: Sequence[Segment]) -> tuple[VersionSpan, ...]:
+    """Weight versions over the tokens of all segments in order; neighbours that differ in nothing are one."""
+    if len(segments) == 1 and len(segments[0].spans) == 1:
+        return segments[0].spans
+    joined: list[VersionSpan] = []
+    offset = 0
+    for segment in segments:
+        for span in segment.spans:
+            moved = span._replace(start=span.start + offset, end=span.end + offset)
+            last = joined[-1] if joined else None
+            if last is None or (last.version, last.confirmed, last.end) != (span.version, span.confirmed, moved.start):
+                joined.append(moved)
+            else:
+                joined[-1] = last._replace(end=moved.end)
+        offset += len(segment.ids)
+    return tuple(joined)

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
+from rollout_svc.accounts import memory_record, watch_memory
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
 from rollout_svc.batches import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
@@ -28,10 +29,11 @@ from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.group import Group
 from rollout_svc.launching import address_problems, launch_problems
+from rollout_svc.observe.memory import MemorySampler
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
-from rollout_svc.recovery import Restore, keep_partials, open_storage, recall
+from rollout_svc.recovery import Restore, keep_partials, open_storage, open_store, recall
 from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
 from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck, oldest_samples
@@ -84,6 +86,7 @@ class RolloutService:
         self._stopping: asyncio.Task[None] | None = None
         self._weights: WeightCalls | None = None
         self._pauses: PauseCalls | None = None
+        self._memory: MemorySampler | None = None
         self.recovered: dict[str, int] = {}
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -117,6 +120,13 @@ class RolloutService:
         return self._weights
 
     @property
+    def memory_watch(self) -> MemorySampler:
+        """The watch on memory and disk."""
+        if self._memory is None:
+            raise NotNow("starting", "the service has not been started")
+        return self._memory
+
+    @property
     def state(self) -> State:
         """Where the service stands."""
         if self.failure is not None:
@@ -141,6 +151,7 @@ class RolloutService:
         try:
             await refuse_taken(self.config)
             storage = await open_storage(self.config, self._outside, self._restore)
+            store = await open_store(self.config, self._outside, storage)
         except ConfigError:
             self._phase = "stopped"
             raise
@@ -153,8 +164,9 @@ class RolloutService:
             shortage=self._shortage,
             outside=self._outside,
             storage=storage,
+            store=store,
         )
-        self.recovered = await recall(parts, self.prepared, self._died, self._outside.wall)
+        self.recovered = await recall(parts, self.prepared, self._died, self._outside.wall, store)
         if self.state != "starting":  # stopped meanwhile
             await parts.abandon()
             return
@@ -171,6 +183,7 @@ class RolloutService:
             runs=lambda: self._phase == "running",
         )
         self._pauses = PauseCalls(parts.pauses, parts.pool, self.config.pause, self._weights, self._check_running)
+        self._memory = watch_memory(parts, self.config, self.bus, probes=self._outside.probes)
         for worker in self.config.workers:
             self._fleet.add(worker)
         parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, among=groups)
@@ -225,8 +238,10 @@ class RolloutService:
             asyncio.ensure_future(parts.storage.close()),
             asyncio.ensure_future(parts.trajectories.close()),
             asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
+            asyncio.ensure_future(parts.experts.close()),
         ]
         await wait_until(closing, end + _STOP_MARGIN_S)
+        parts.rollouts.let_go("the service has stopped")
         self._phase = "stopped"
 
     def _died(self, name: str, error: BaseException, critical: bool) -> None:
@@ -372,7 +387,11 @@ class RolloutService:
 
     def status(self) -> dict[str, Any]:
         """The service's record of itself."""
-        return describe(self.parts, self.state, self.fleet.plan)
+        return describe(self.parts, self.state, self.fleet.plan) | {"memory": self.memory_watch.brief()}
+
+    async def memory(self) -> dict[str, Any]:
+        """What every process has, what grows with the steps, and who holds what; see `docs/memory.md`."""
+        return await memory_record(self.memory_watch, self.parts, self.config)
 
     def stuck(self, older_than_s: float | None = None) -> dict[str, Any]:
         """Who has been under way for longer than that, and where; None: longer than `pause.deadline_s`."""

@@ -108,9 +108,7 @@ def guard_fleet(config: Config, parts: Parts) -> None:
     newcomers = Newcomers(config, parts.pool.workers, lambda: parts.fleet.source is not None)
     for worker in list(parts.pool.workers.values()):
         if (words := newcomers.refuse(worker)) is not None:
-            worker.refusal = WorkerFailure("unfit", words, hard=True)
-            worker.breaker.trip(asyncio.get_running_loop().time())
-            worker.become(WorkerState.RECOVERING, str(worker.refusal))
+            worker.turn_away(words)
     parts.supervisor.unfit = newcomers.refuse
 
 

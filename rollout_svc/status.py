@@ -15,6 +15,7 @@ from rollout_svc.gate import LANES
 from rollout_svc.plan import Plan
 from rollout_svc.producer.schedule import WORDS
 from rollout_svc.stuck import oldest_samples
+from rollout_svc.tensors import Handles
 
 __all__ = ["OLDEST", "describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
 
@@ -64,11 +65,23 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
             "filtered_in_a_row": parts.droughts.as_json(),
             "sources": {name: source.as_json() for name, source in parts.producer.sources.items()},
         },
+        "tensors": _tensors(parts.handles),
         "trajectories": parts.trajectories.as_json(),
         "evaluations": parts.evaluations.as_json(),
         "ledger": parts.ledger.as_json(),
         "plan": plan.as_json(),
         "rss_bytes": rss_bytes(),
+    }
+
+
+def _tensors(handles: Handles) -> dict[str, Any]:
+    """What is alive of heavy tensors, by kind, and how many of it its owners have forgotten."""
+    live = handles.live
+    return {
+        kind: {"handles": live[kind].handles, "bytes": live[kind].bytes, "lost": handles.lost[kind]}
+        if kind in live
+        else {"handles": 0, "bytes": 0, "lost": handles.lost[kind]}
+        for kind in sorted({*live, *handles.lost})
     }
 
 

@@ -147,7 +147,7 @@ async def test_however_a_turn_is_cut_it_is_the_same_turn(
     table = Table(max_tokens=max_tokens)
 
     class Model(Caller):
-        async def generate(self, *given: object) -> object:  # type: ignore[override]
+        async def generate(self, *given: object, experts: bool = False) -> object:  # type: ignore[override]
             _, _, _, input_ids, budget, _ = given
             assert isinstance(input_ids, list)
             assert isinstance(budget, int)

@@ -33,7 +33,7 @@ FLOORS = (
     ("weights",),
     ("outside", "assembly"),
     ("concurrency", "stuck", "status", "startup", "asking", "recovery"),
-    ("service",),
+    ("service", "accounts"),
     ("rpc",),
     ("serve",),
     ("demo",),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from rollout_svc.errors import IllegalTransition, StaleAttempt
 from rollout_svc.group import Group, Settlement
 from rollout_svc.ledger import SETTLED, Ledger
 from rollout_svc.sample import ResumeAt, Sample, SampleStatus
+from rollout_svc.tensors import Handles, MemoryStore
 from tests.support.groups import completed, make_group, recount, run_to, segment, state_of
 from tests.test_sample import check_spans
 
@@ -281,3 +283,43 @@ def test_a_lease_and_its_end_leave_the_group_as_it_was() -> None:
         assert (ledger.groups("leased"), ledger.samples("leased")) == (1, 2)
         group.unlease()
     assert state_of(group) == before
+
+
+@pytest.mark.parametrize("end", ["consumed", "filtered", "expired", "failed"])
+def test_an_end_releases_what_is_heavy(end: Settlement) -> None:  # P27 P28
+    """Whatever a group ends as, its samples give up their routed experts; until then they count as its bytes."""
+    handles, ledger = Handles(), Ledger()
+    group = make_group(ledger, size=2)
+    group.start()
+    for sample in group.samples:
+        attempt = sample.hand_out()
+        stored = MemoryStore().put(np.zeros((4, 1, 1), np.uint8))
+        sample.extend(attempt, segment([7, 8]), handles.hold(stored, kind="experts", holder=sample.sample_id))
+        sample.transition(attempt, SampleStatus.GENERATED)
+        sample.transition(attempt, SampleStatus.JUDGING)
+        sample.grade(attempt, 1.0, {})
+    group.finish(0.0)
+    packed = sum(len(sample.packed or b"") for sample in group.samples)
+    assert group.payload_bytes == packed + 8
+    if end == "consumed":
+        group.lease()
+    group.settle(end, None if end == "consumed" else "why")
+    assert not handles.live
+    assert not handles.lost
+
+
+def test_a_hand_back_keeps_them_and_a_new_beginning_does_not() -> None:  # P27
+    """Tokens and rows go back together; a sample that begins again from its prompt has neither."""
+    handles, ledger = Handles(), Ledger()
+    group = make_group(ledger, size=1)
+    [sample] = group.samples
+    group.start()
+    stored = MemoryStore().put(np.zeros((4, 1, 1), np.uint8))
+    handle = handles.hold(stored, kind="experts", holder=sample.sample_id)
+    sample.extend(sample.hand_out(), segment([7, 8]), handle)
+    group.hand_back()
+    assert sample.experts is handle
+    group.start()
+    sample.hand_out(partial=False)
+    assert not handles.live
+    assert sample.rows_missing == len(sample.prompt_ids) - 1

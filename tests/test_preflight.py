@@ -12,6 +12,7 @@ from rollout_svc.configfile import config_from_mapping
 from rollout_svc.engines import DIALECTS, EngineProfile, SGLangDialect
 from rollout_svc.errors import ADMIN_KEY, WorkerFailure
 from rollout_svc.preflight import Answer, complaints, doubts
+from rollout_svc.tensors.experts import Layout
 
 ABLE = EngineProfile(
     dialect="sglang",
@@ -186,3 +187,96 @@ def test_more_than_an_engine_runs_at_once_is_doubtful() -> None:
     """`max_batch` beyond what the engine says of itself: both numbers."""
     [doubt] = doubts(config(max_batch=65), fleet(ABLE))
     assert (doubt.path, doubt.message.count("64"), doubt.message.count("65")) == ("workers.0.max_batch", 1, 1)
+
+
+# -- routed experts ------------------------------------------------------------------------------------------
+
+ROUTING = replace(ABLE, capabilities=(*ABLE.capabilities, "experts"), experts=Layout(8, 2, 4, (1, 2, 3)))
+
+
+def with_experts(workers: int = 1, *, sampling: Any = None, engines: Any = None, **experts: Any) -> Config:
+    """Make a configuration that wants routed experts."""
+    task = {"name": "t", "prompts": {"push": True}, "sampling": sampling or {}}
+    urls = [{"url": f"http://engine-{index}", "engines": engines} for index in range(workers)]
+    return config_from_mapping({"workers": urls, "tasks": [task], "experts": {"enabled": True, **experts}})
+
+
+def test_an_engine_that_tells_all_of_its_routing_gives_no_cause() -> None:
+    """Nothing has to be set; what is set may say the same."""
+    assert complaints(with_experts(), fleet(ROUTING)) == []
+    same = with_experts(num_experts=8, top_k=2, layers=4, moe_layers=[3, 1, 2])
+    assert complaints(same, fleet(ROUTING)) == []
+    assert complaints(with_experts(layers=4, top_k=2), fleet(replace(ROUTING, experts=None))) == []
+
+
+@pytest.mark.parametrize(
+    ("dialect", "words"),
+    [
+        ("sglang", "it does not say that it was started with --enable-return-routed-experts"),
+        ("lmdeploy", "it does not say that it was started with --enable-return-routed-experts"),
+        ("vllm", "--enable-return-routed-experts and with VLLM_SERVER_DEV_MODE=1, or cannot say so"),
+    ],
+)
+def test_one_that_returns_no_routed_experts_is_refused_by_name(dialect: str, words: str) -> None:
+    """The switch is named, and only where they are wanted of anybody."""
+    lacks = replace(ABLE, dialect=dialect)
+    [problem] = complaints(with_experts(2), fleet(ROUTING, lacks))
+    assert problem.path == "experts.enabled"
+    assert problem.message.startswith(f"w1 at http://engine-1 ({dialect}) returns no routed experts: ")
+    assert words in problem.message
+    assert complaints(with_experts(2, sampling={"return_routed_experts": False}), fleet(ROUTING, lacks)) == []
+    assert complaints(config(2), fleet(ROUTING, lacks)) == []
+
+
+def test_a_router_is_refused_by_name() -> None:
+    """It would drop the question, whatever the engines behind it can."""
+    [problem] = complaints(with_experts(engines=["http://behind"]), fleet(ABLE))
+    assert problem.path == "experts.enabled"
+    assert "the router drops what asks for them: its engines have to be workers of their own" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"num_experts": 16}, "(sglang) has 8, and 16 is set"),
+        ({"top_k": 3}, "(sglang) has 2, and 3 is set"),
+        ({"layers": 5}, "(sglang) has 4, and 5 is set"),
+        ({"moe_layers": [0, 1]}, "(sglang) has [1, 2, 3], and [0, 1] is set"),
+    ],
+)
+def test_settings_that_contradict_the_engine_are_refused(setting: Any, words: str) -> None:
+    """At the setting, with both values."""
+    [problem] = complaints(with_experts(**setting), fleet(ROUTING))
+    assert problem.path == f"experts.{next(iter(setting))}"
+    assert words in problem.message
+
+
+def test_what_nobody_says_has_to_be_set() -> None:
+    """SGLang sends numbers without a shape: each of the two that it takes is named; the others send one."""
+    silent = replace(ROUTING, experts=None)
+    problems = complaints(with_experts(), fleet(silent))
+    assert [problem.path for problem in problems] == ["experts.layers", "experts.top_k"]
+    assert all("without a shape" in problem.message for problem in problems)
+    assert [p.path for p in complaints(with_experts(layers=4), fleet(silent))] == ["experts.top_k"]
+    for dialect in ("vllm", "lmdeploy"):
+        assert complaints(with_experts(), fleet(replace(silent, dialect=dialect))) == []
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    """What is set of the layers has to fit what the engine says of them."""
+    says_layers = replace(ROUTING, experts=Layout(8, 2, 4))
+    [problem] = complaints(with_experts(moe_layers=[1, 4]), fleet(says_layers))
+    assert (problem.path, "there is no 4" in problem.message) == ("experts.moe_layers", True)
+
+
+def test_engines_of_different_models_are_named() -> None:
+    """Routing of two shapes cannot be trained on together."""
+    many = tuple(range(3, 61))
+    other = replace(ROUTING, experts=Layout(8, 4, 61, many))
+    problems = complaints(with_experts(2), fleet(ROUTING, other))
+    assert [problem.message.partition(" has ")[2] for problem in problems] == [
+        "experts a token 4, w0 at http://engine-0 has 2",
+        "layers 61, w0 at http://engine-0 has 4",
+        "layers with experts '58 of them from 3 to 60', w0 at http://engine-0 has '[1, 2, 3]'",
+    ]
+    assert complaints(config(2), fleet(ROUTING, other)) == []

@@ -124,6 +124,7 @@ async def _play(cell: Cell, trace: Trace) -> Outcome:
             transport=lambda: TracedTransport(engine),
             processes=_NoProcesses,
             new_id=lambda: f"{ids.getrandbits(128):032x}",
+            probes=False,
         ),
     )
     source = _OnePass(refused={})

@@ -249,7 +249,9 @@ def _begin_again(journal: sqlite3.Connection, step: int, snapshot: Path) -> int:
         spans = sample.spans or [span for segment in sample.segments for span in segment.spans]
         if any(span.version is not None and span.version > step for span in spans):
             later.append((number, group_id))
-    journal.executemany("DELETE FROM samples WHERE number = ?", ((number,) for number, _ in later))
+    routed = "DELETE FROM experts WHERE (group_id, member) = (SELECT group_id, member FROM samples WHERE number = ?)"
+    for forget in (routed, "DELETE FROM samples WHERE number = ?"):
+        journal.executemany(forget, ((number,) for number, _ in later))
     journal.executemany(
         "UPDATE groups SET account = 'open', place = 0 WHERE group_id = ?", ((group_id,) for _, group_id in later)
     )

@@ -166,7 +166,7 @@ class MemoryConfig(Settings):
     """The watch on memory and disk: what grows with the steps is named."""
 
     debug: bool = False
-    """Keep a list of every live tensor handle with its holder."""
+    """Keep a list of every live tensor handle with its holder, and look for tensors of torch on the CPU."""
     window_steps: int = Field(20, ge=5, le=1000)
     """Steps a growth is measured over."""
     growth: float = Field(0.01, gt=0, le=1)

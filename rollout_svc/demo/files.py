@@ -92,6 +92,7 @@ class RunFiles:
 
 def service_config(options: DemoOptions, engine_urls: Sequence[str], tokenizer: str) -> dict[str, Any]:
     """Return the configuration of the demo's service; paths of prompts are relative to it."""
+    experts = {"experts": _experts(options)} if options.has_experts else {}
     return {
         "service": {"host": "127.0.0.1", "port": 0},
         "tokenizer": {"path": tokenizer},
@@ -115,4 +116,12 @@ def service_config(options: DemoOptions, engine_urls: Sequence[str], tokenizer: 
             "max_staleness": MAX_STALENESS,
         },
         "pause": {"deadline_s": 10},
+        **experts,
     }
+
+
+def _experts(options: DemoOptions) -> dict[str, Any]:
+    """Have routed experts asked for, and say what the engines will say of them."""
+    from rollout_svc.embedded.model import preset  # noqa: PLC0415  loads torch
+
+    return {"enabled": True, **preset(options.model).routing()}

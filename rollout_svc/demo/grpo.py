@@ -9,6 +9,8 @@ Invariants:
   the weights that made it. At equal weights every ratio is 1.
 - A token with mask 0 moves nothing, and neither does a group of equal rewards, but for the entropy bonus.
 - A step whose gradient is not finite changes no weight.
+- Where the engine has told which experts each token went through, the forward pass takes the same (Ma et al.,
+  Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers, 2025).
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
 
     from rollout_svc.embedded.model import TinyTransformer
 
-__all__ = ["GrpoOptions", "GrpoTrainer", "StepStats", "TrainBatch", "collate", "group_advantages"]
+__all__ = ["GrpoOptions", "GrpoTrainer", "StepStats", "TrainBatch", "collate", "collate_tensors", "group_advantages"]
+
+FREE: Final = -1
+"""In a routing: the router chooses, as on padding."""
 
 EQUAL_REWARDS_STD: Final = 1e-6
 """A group whose rewards differ by less teaches nothing: its advantages are 0, not noise divided by noise."""
@@ -57,12 +62,14 @@ class TrainBatch:
         behaviour_logprobs: float32[B, T - 1], the engine's.
         mask: float32[B, T - 1], 1 where the model made the token.
         advantages: float32[B].
+        routing: int64[B, T - 1, moe_layers, top_k], the engine's experts for the first T - 1 tokens, if it told.
     """
 
     ids: Tensor
     behaviour_logprobs: Tensor
     mask: Tensor
     advantages: Tensor
+    routing: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,44 @@ def collate(groups: Sequence[Mapping[str, Any]]) -> TrainBatch:
     return TrainBatch(ids, logprobs, mask, torch.tensor(advantages))
 
 
+def collate_tensors(tensors: Mapping[str, Tensor]) -> TrainBatch:
+    """Build the tensors of a batch from those of `take_batch(tensors=True)`, routed experts included.
+
+    Raises:
+        ValueError: There is no sample, or one's routed experts are not of all its tokens but the last.
+    """
+    ids, owners, rewards = tensors["input_ids"], tensors["group_ids"].tolist(), tensors["rewards"].tolist()
+    if not owners:
+        raise ValueError("a batch without samples")
+    advantages: list[float] = []
+    for group in dict.fromkeys(owners):
+        advantages += group_advantages(
+            [reward for owner, reward in zip(owners, rewards, strict=True) if owner == group]
+        )
+    return TrainBatch(
+        ids,
+        tensors["logprobs"][:, 1:],
+        tensors["loss_mask"][:, 1:].float(),
+        torch.tensor(advantages),
+        _routing(tensors, tensors["attention_mask"].sum(dim=1).tolist()),
+    )
+
+
+def _routing(tensors: Mapping[str, Tensor], lengths: Sequence[int]) -> Tensor | None:
+    """Lay the rows of each sample out as `TrainBatch.routing`."""
+    rows = tensors.get("routed_experts")
+    if rows is None:
+        return None
+    offsets = tensors["routed_experts_offsets"].tolist()
+    routing = torch.full((len(lengths), tensors["input_ids"].shape[1] - 1, *rows.shape[1:]), FREE)
+    for index, length in enumerate(lengths):
+        start, end = offsets[index : index + 2]
+        if end - start != length - 1:
+            raise ValueError(f"sample {index}: {end - start} rows of routed experts for {length} tokens")
+        routing[index, : length - 1] = rows[start:end].long()
+    return routing
+
+
 class GrpoTrainer:
     """Adam on the clipped objective."""
 
@@ -141,7 +186,7 @@ class GrpoTrainer:
     def objective(self, batch: TrainBatch) -> tuple[Tensor, dict[str, Any]]:
         """Compute the loss of a batch, and the figures that go with it."""
         options = self.options
-        distribution = torch.log_softmax(self.model(batch.ids[:, :-1]), dim=-1)
+        distribution = torch.log_softmax(self.model(batch.ids[:, :-1], batch.routing), dim=-1)
         logprobs = distribution.gather(-1, batch.ids[:, 1:, None]).squeeze(-1)
         entropy = -(distribution.exp() * distribution).sum(-1)
         # Padding carries logprobs of nothing: their difference is cut before exp can overflow.

@@ -115,6 +115,7 @@ class PlainView:
     def finish(self, history: History, written: list[Path]) -> None:
         """Write the outcome, and the summary where it is wanted."""
         self.note(_outcome(history))
+        self.note(memory_line(history))
         self.note("wrote " + ", ".join(str(path) for path in written))
         if self._summary is not None:
             self._summary.write(as_json(history) + "\n")
@@ -154,6 +155,7 @@ class LiveView:
         self._live.stop()
         colour = "green" if history.has_learned else "red"
         self._console.print(Text(_outcome(history), style=f"bold {colour}"))
+        self._console.print(memory_line(history), highlight=False, markup=False)
         self._console.print("wrote " + ", ".join(str(path) for path in written), highlight=False, markup=False)
 
 
@@ -217,3 +219,14 @@ def _outcome(history: History) -> str:
         f"The policy {verdict} the task: reward {history.first_reward:.3f} at the start, {history.last_reward:.3f} at "
         f"the end of {len(history.records)} steps (guessing {history.chance_reward:.3f}, attainable {MAX_REWARD:g})."
     )
+
+
+def memory_line(history: History) -> str:
+    """Say what became of the service's memory."""
+    memory = history.memory
+    if memory.get("rss_bytes") is None:
+        return "Memory was not measured."
+    line = f"Memory: {memory['verdict']}; the service was at {memory['first_rss_bytes'] / 1e6:.1f} MB at the first step"
+    line += f", {memory['rss_bytes'] / 1e6:.1f} MB at the end"
+    slope = memory["rss_bytes_per_step"]
+    return line + ("." if slope is None else f", {slope / 1e3:+.1f} KB a step over the last ones.")

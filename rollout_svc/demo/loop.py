@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from rollout_svc.demo.files import GROUPS
-from rollout_svc.demo.grpo import collate
-from rollout_svc.demo.records import WINDOW, Answer, StepRecord
+from rollout_svc.demo.grpo import collate, collate_tensors
+from rollout_svc.demo.records import WINDOW, Answer, StepRecord, memory_of
 from rollout_svc.demo.task import END_ID, MAX_REWARD, decode, encode, score
 
 if TYPE_CHECKING:
@@ -78,11 +78,12 @@ class DemoLoop:
         self.client.ack(batch_id)
         self.client.pause(deadline_s=PAUSE_DEADLINE_S)
         self.history.ledger = self.client.status()["ledger"]
+        self.history.memory = memory_of(self.client.memory())
 
     def _step(self, step: int) -> str:
         started = time.monotonic()
-        batch = self.client.take_batch(step, GROUPS, TAKE_TIMEOUT_S)
-        self.trainer.step(collate(batch["groups"]))
+        batch = self._take(step)
+        self.trainer.step(collate_tensors(batch["tensors"]) if "tensors" in batch else collate(batch["groups"]))
         path = self.files.save_weights(self.trainer.model, step + 1)
         paused = time.monotonic()
         report = self.client.pause(deadline_s=PAUSE_DEADLINE_S)
@@ -92,6 +93,12 @@ class DemoLoop:
         record = step_record(step, batch, report, pause_s=now - paused, elapsed_s=now - started)
         self.history.records.append(record)
         return str(batch["batch_id"])
+
+    def _take(self, step: int) -> dict[str, Any]:
+        """Take a batch: as tensors where it brings routed experts, which no JSON holds."""
+        if self.options.has_experts:
+            return self.client.take_batch(step, GROUPS, TAKE_TIMEOUT_S, tensors=True)
+        return self.client.take_batch(step, GROUPS, TAKE_TIMEOUT_S)
 
     def _half_way(self, step: int) -> bool:
         if "half-way" in self.history.answers or step + 1 == self.options.steps:
@@ -109,19 +116,27 @@ def step_record(
     step: int, batch: Mapping[str, Any], report: Mapping[str, Any], *, pause_s: float, elapsed_s: float
 ) -> StepRecord:
     """Make the record of a step from the batch it trained on and the report of its pause."""
-    samples = [sample for group in batch["groups"] for sample in group["samples"]]
+    rewards, lengths = _figures(batch)
     return StepRecord(
         step=step,
-        reward=sum(sample["reward"] for sample in samples) / len(samples),
+        reward=sum(rewards) / len(rewards),
         pause_s=pause_s,
         aborted=batch["metrics"]["aborted"],
         continued=batch["metrics"]["continued"],
         weight_version=step + 1,
-        tokens=sum(len(sample["response_ids"]) for sample in samples),
+        tokens=sum(lengths),
         elapsed_s=elapsed_s,
         in_flight=sum(worker["in_flight"] for worker in report["workers"].values()),
         ledger=report["ledger"]["samples"],
     )
+
+
+def _figures(batch: Mapping[str, Any]) -> tuple[list[float], list[int]]:
+    """The reward of each sample of a batch, of either form, and the tokens of its response."""
+    if "tensors" in batch:
+        return batch["tensors"]["rewards"].tolist(), [sample["response_length"] for sample in batch["samples"]]
+    samples = [sample for group in batch["groups"] for sample in group["samples"]]
+    return [sample["reward"] for sample in samples], [len(sample["response_ids"]) for sample in samples]
 
 
 @torch.no_grad()

@@ -10,11 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from rollout_svc.demo.task import SortTask
 from rollout_svc.errors import Problem
 
-__all__ = ["DemoOptions"]
+__all__ = ["MODELS", "MOE", "DemoOptions"]
+
+MOE: Final = "tiny-moe"
+"""The model with experts."""
+MODELS: Final = ("tiny", MOE)
+"""Presets of the built-in engine that the demo runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,7 @@ class DemoOptions:
         out: Directory for everything the run writes.
         json: Write the summary as JSON to standard output, and nothing else there.
         task: The size of the task.
+        model: Name of the policy's preset. With experts, the routing that engines report is replayed in training.
     """
 
     steps: int = 400
@@ -36,6 +43,12 @@ class DemoOptions:
     out: Path = field(default_factory=lambda: Path("demo-out"))
     json: bool = False
     task: SortTask = field(default_factory=SortTask)
+    model: str = "tiny"
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the policy is a mixture of experts."""
+        return self.model == MOE
 
     def problems(self) -> list[Problem]:
         """Return what is wrong with the values; empty where they can be used."""
@@ -46,4 +59,6 @@ class DemoOptions:
             found.append(Problem("--seed", f"at least 0, got {self.seed}"))
         if not (math.isfinite(self.lr) and self.lr >= 0):
             found.append(Problem("--lr", f"a finite number of at least 0, got {self.lr}"))
+        if self.model not in MODELS:
+            found.append(Problem("--model", f"one of {', '.join(MODELS)}, got {self.model}"))
         return found

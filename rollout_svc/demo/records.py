@@ -16,7 +16,7 @@ from rollout_svc.demo.task import MAX_REWARD
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["PASS_SHARE", "WINDOW", "Answer", "History", "StepRecord"]
+__all__ = ["PASS_SHARE", "WINDOW", "Answer", "History", "StepRecord", "memory_of"]
 
 WINDOW: Final = 5
 """Steps that a reported reward is the mean of."""
@@ -82,6 +82,7 @@ class History:
     records: list[StepRecord] = field(default_factory=list)
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
 
     @property
     def first_reward(self) -> float:
@@ -114,7 +115,21 @@ class History:
             "max_reward": MAX_REWARD,
             "steps": [record.as_json() for record in self.records],
             "ledger": self.ledger,
+            "memory": self.memory,
         }
+
+
+def memory_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's summary says of memory, from the service's record of it: the verdict, and resident memory."""
+    service = next((process for process in record["processes"] if process["name"] == "service"), None)
+    rss = {} if service is None else service["accounts"].get("rss", {})
+    return {
+        "verdict": record["verdict"],
+        "growing": record["growing"],
+        "rss_bytes": rss.get("bytes"),
+        "first_rss_bytes": rss.get("first_bytes"),
+        "rss_bytes_per_step": rss.get("bytes_per_step"),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -101,7 +101,7 @@ def _trainer(options: DemoOptions) -> GrpoTrainer:
     from rollout_svc.embedded.model import build, preset  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    model = build(preset("tiny", vocab_size=len(VOCABULARY), context=options.task.context), options.seed)
+    model = build(preset(options.model, vocab_size=len(VOCABULARY), context=options.task.context), options.seed)
     return GrpoTrainer(model, GrpoOptions(lr=options.lr))
 
 
@@ -115,7 +115,7 @@ def _start(options: DemoOptions, files: RunFiles, trainer: GrpoTrainer, children
             "engine",
             "rollout_svc",
             [
-                *("engine", "--port", "0", "--model", "tiny", "--seed", str(options.seed * ENGINES + index)),
+                *("engine", "--port", "0", "--model", options.model, "--seed", str(options.seed * ENGINES + index)),
                 *("--tokenizer", str(files.tokenizer), "--context", str(options.task.context)),
                 *("--weights", str(weights)),
             ],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rollout_svc.embedded.decode import MIN_ROWS, CachedForward, padded_length
+from rollout_svc.embedded.routing import RoutingTable
 from rollout_svc.embedded.sampling import SamplingRows, draw_uniforms, sample
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Batch:
         self._vocab_size = model.config.vocab_size
         self._forward = CachedForward(model, rows)
         self._uniforms = torch.zeros(self._forward.rows, model.config.context)
+        self._routing = RoutingTable(model.config, self._forward.rows, padded_length(model.config.context))
         self._row_index = torch.arange(self._forward.rows)
         self._columns: tuple[Tensor, Tensor, SamplingRows] | None = None
         self._longest = 0
@@ -52,7 +54,8 @@ class Batch:
             For each job, its token and the token's log-probability.
         """
         first = len(self.jobs)
-        logits = self._forward.prefill([job.tokens for job in jobs], first)
+        logits, routing = self._forward.prefill([job.tokens for job in jobs], first)
+        self._routing.prefilled(jobs, first, routing)
         for row, job in enumerate(jobs, start=first):
             places = len(job.prompt) + job.limit
             self._uniforms[row, :places] = draw_uniforms(job.sampling.seed, places)
@@ -71,7 +74,8 @@ class Batch:
         """
         ids, positions, settings = self._columns or self._stack()
         count = len(self.jobs)
-        logits = self._forward.decode(ids, positions, self._longest)
+        logits, routing = self._forward.decode(ids, positions, self._longest)
+        self._routing.decoded(positions, routing)
         positions += 1
         self._longest += 1
         uniforms = self._uniforms[self._row_index[:count], positions[:count]]
@@ -84,9 +88,11 @@ class Batch:
         """Free the rows of jobs that have ended, moving the last rows into the gaps."""
         for row in sorted(rows, reverse=True):
             last = len(self.jobs) - 1
+            self._routing.leave(self.jobs[row], row)
             if row != last:
                 mover = self.jobs[last]
                 self._forward.move(last, row, padded_length(mover.length))
+                self._routing.move(last, row, mover.length)
                 self._uniforms[row] = self._uniforms[last]
                 self.jobs[row] = mover
             self.jobs.pop()

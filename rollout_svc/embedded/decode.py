@@ -6,6 +6,7 @@ Invariants:
   products never have fewer than `MIN_ROWS` rows (below that the library takes another kernel, which sums in another
   order), lengths are rounded up to `LENGTH_STEP` (padding adds whole vectors of zeros), and a prompt is padded by its
   own length only. More threads split the sums by the size of the batch.
+- The routing that is returned is the one that gave the logits; of a mixture of experts, every block's.
 - Weights are read through the model's own parameters: whoever writes those in place changes the next step.
 """
 
@@ -26,6 +27,9 @@ LENGTH_STEP: Final = 32
 """Tokens; attended lengths are multiples of this."""
 
 _MASKED: Final = float("-inf")
+
+Routing = list[Tensor]
+"""The experts that were taken, for each block that has some, in order."""
 
 
 def padded_length(tokens: int) -> int:
@@ -57,7 +61,7 @@ class CachedForward:
         self._places = torch.arange(length)
         self._row_index = torch.arange(self.rows)
 
-    def prefill(self, prompts: list[list[int]], first_row: int) -> Tensor:
+    def prefill(self, prompts: list[list[int]], first_row: int) -> tuple[Tensor, Routing]:
         """Fill consecutive rows with prompts of one padded length, and return what follows each.
 
         Args:
@@ -65,7 +69,7 @@ class CachedForward:
             first_row: The row of the first prompt; the others follow.
 
         Returns:
-            float32[len(prompts), vocab_size].
+            float32[len(prompts), vocab_size], and for each block of experts int64[len(prompts), padded length, top_k].
         """
         count = len(prompts)
         length = padded_length(len(prompts[0]))
@@ -74,17 +78,18 @@ class CachedForward:
         model, heads, rows = self._model, self._heads, slice(first_row, first_row + count)
         places = self._places[:length].clamp(max=model.config.context - 1)
         hidden = model.tokens.weight[ids] + model.positions.weight[places]
+        routing: Routing = []
         for layer, kv in zip(self._layers, self._kv, strict=True):
             qkv = layer.qkv(hidden).view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
             kv[:, rows, :, :length] = qkv[1:]
             mixed = functional.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
-            hidden = layer.finish(hidden, mixed.transpose(1, 2).reshape(count, length, -1))
+            hidden = layer.finish(hidden, mixed.transpose(1, 2).reshape(count, length, -1), routing)
         ends = hidden[self._row_index[:count], last]
         if count < MIN_ROWS:
             ends = torch.cat([ends, ends.new_zeros(MIN_ROWS - count, ends.shape[1])])
-        return self._logits(ends)[:count]
+        return self._logits(ends)[:count], routing
 
-    def decode(self, ids: Tensor, positions: Tensor, longest: int) -> Tensor:
+    def decode(self, ids: Tensor, positions: Tensor, longest: int) -> tuple[Tensor, Routing]:
         """Feed one token to each of the first rows, and return what follows it.
 
         Args:
@@ -93,7 +98,7 @@ class CachedForward:
             longest: The largest of `positions`.
 
         Returns:
-            float32[R, vocab_size].
+            float32[R, vocab_size], and for each block of experts int64[R, top_k].
         """
         model, heads, count = self._model, self._heads, ids.shape[0]
         length = padded_length(longest + 1)
@@ -103,6 +108,7 @@ class CachedForward:
         later = self._places[:length] > positions[:, None]
         bias = torch.zeros(count, 1, 1, length).masked_fill_(later[:, None, None], _MASKED)
         bias = bias.expand(count, heads, 1, length).reshape(flat, 1, length)
+        routing: Routing = []
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv(hidden).view(count, 3, heads, -1)
             self._kv[index][:, rows, :, positions] = qkv[:, 1:]
@@ -110,8 +116,8 @@ class CachedForward:
             keys = self._keys[index][:flat, :length].transpose(1, 2)
             weights = torch.softmax(torch.baddbmm(bias, query, keys, alpha=self._scale), dim=-1)
             mixed = torch.bmm(weights, self._values[index][:flat, :length])
-            hidden = layer.finish(hidden, mixed.view(count, -1))
-        return self._logits(hidden)
+            hidden = layer.finish(hidden, mixed.view(count, -1), routing)
+        return self._logits(hidden), routing
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` places of one row over another's."""
@@ -127,7 +133,7 @@ class CachedForward:
 class _LayerWeights:
     """References to one block's parameters, so that a step does not walk the module tree."""
 
-    __slots__ = ("_attention", "_contract", "_eps", "_expand", "_feed", "_project", "_shape")
+    __slots__ = ("_attention", "_contract", "_eps", "_expand", "_experts", "_feed", "_project", "_shape")
 
     def __init__(self, block: Block) -> None:
         norm, feed = block.attention_norm, block.feed_norm
@@ -136,8 +142,10 @@ class _LayerWeights:
         self._attention = (norm.weight, norm.bias, block.qkv.weight, block.qkv.bias)
         self._project = (block.project.weight, block.project.bias)
         self._feed = (feed.weight, feed.bias)
-        self._expand = (block.expand.weight, block.expand.bias)
-        self._contract = (block.contract.weight, block.contract.bias)
+        self._experts = block.experts
+        if block.experts is None:
+            self._expand = (block.expand.weight, block.expand.bias)
+            self._contract = (block.contract.weight, block.contract.bias)
 
     def qkv(self, hidden: Tensor) -> Tensor:
         """Normalise and project to queries, keys and values: float[..., width] to float[..., 3 * width]."""
@@ -145,8 +153,13 @@ class _LayerWeights:
         normed = functional.layer_norm(hidden, self._shape, norm_weight, norm_bias, self._eps)
         return functional.linear(normed, weight, bias)
 
-    def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """Add the attention's output and the feed-forward's to the residual."""
+    def finish(self, hidden: Tensor, mixed: Tensor, routing: Routing) -> Tensor:
+        """Add the attention's output and the feed-forward's to the residual; appends the experts taken to `routing`."""
         hidden = hidden + functional.linear(mixed, *self._project)
         normed = functional.layer_norm(hidden, self._shape, *self._feed, self._eps)
-        return hidden + functional.linear(functional.gelu(functional.linear(normed, *self._expand)), *self._contract)
+        if self._experts is None:
+            fed = functional.linear(functional.gelu(functional.linear(normed, *self._expand)), *self._contract)
+        else:
+            fed, chosen = self._experts(normed)
+            routing.append(chosen)
+        return hidden + fed

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rollout_svc.embedded.sampling import Sampling
 
 Stage = Literal["waiting", "running"]
@@ -35,6 +37,9 @@ class Job:
         marks: `(version, first output token)` for each label it ran under; empty until it has run.
         retractions: How often it was put back in the queue.
         doomed: Aborted while frozen in its row: it ends when the freeze does.
+        wants_routing: Whether to keep the routing of its tokens when it leaves its row.
+        routing: int32[rows, layers, top_k] when it has left its row; see `routing.py`. None: it never ran, or the model
+            has no experts, or nobody asked.
     """
 
     rid: str
@@ -48,6 +53,8 @@ class Job:
     marks: list[tuple[str, int]] = field(default_factory=list)
     retractions: int = 0
     doomed: bool = False
+    wants_routing: bool = False
+    routing: Tensor | None = None
 
     @property
     def tokens(self) -> list[int]:

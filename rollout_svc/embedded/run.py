@@ -55,6 +55,7 @@ def run_engine(
     weights: str | Path | None = None,
     *,
     die_with_parent: bool = False,
+    return_routed_experts: bool = True,
 ) -> int:
     """Serve an engine until a signal, or its parent's death, ends it.
 
@@ -70,6 +71,7 @@ def run_engine(
         context: Most tokens of a sequence; None for the preset's.
         weights: Safetensors file or directory to start from instead of fresh weights.
         die_with_parent: End once the process that started this one is gone.
+        return_routed_experts: Tell routed experts to who asks, where the model has some.
 
     Returns:
         The exit code: 0 ended by a signal, 1 the engine failed, 2 it could not start.
@@ -77,7 +79,8 @@ def run_engine(
     parent = os.getppid() if die_with_parent else None
     try:
         with _leaving_on_signal():
-            make_server = _prepare(model, seed, tokenizer, (api_key, admin_api_key), max_running, context, weights)
+            keys, tells = (api_key, admin_api_key), return_routed_experts
+            make_server = _prepare(model, seed, tokenizer, keys, max_running, context, weights, tells_experts=tells)
     except ValueError as error:
         return _refuse(str(error))
 
@@ -98,6 +101,8 @@ def _prepare(
     max_running: int,
     context: int | None,
     weights: str | Path | None,
+    *,
+    tells_experts: bool,
 ) -> Callable[[], EngineServer]:
     """Build the model, and return what makes its server inside an event loop.
 
@@ -119,7 +124,9 @@ def _prepare(
     net = build(config, seed)
     if weights is not None:
         load_weights(net, weights)
-    identity = Identity(model, str(tokenizer or "bytes"), config, max_running, seed)
+    identity = Identity(
+        model, str(tokenizer or "bytes"), config, max_running, seed, tells_experts and bool(config.moe_layers)
+    )
 
     def make_server() -> EngineServer:
         engine = Engine(Scheduler(net, vocabulary, max_running=max_running))
@@ -203,4 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=None, help="most tokens of a sequence")
     parser.add_argument("--weights", default=None, metavar="PATH", help="safetensors to start from")
     parser.add_argument("--die-with-parent", action="store_true", help="end once the starting process is gone")
+    parser.add_argument(
+        "--enable-return-routed-experts",
+        dest="return_routed_experts",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="tell the experts that a request's tokens went through, where it asks and the model has some",
+    )
     return run_engine(**vars(parser.parse_args(arguments)))

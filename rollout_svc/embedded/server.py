@@ -65,6 +65,7 @@ class Identity:
         config: The model's shape.
         max_running: Rows of the batch.
         seed: What the first weights were built from.
+        tells_experts: Whether requests that ask for it are told their routed experts.
     """
 
     model: str
@@ -72,6 +73,7 @@ class Identity:
     config: TinyConfig
     max_running: int
     seed: int
+    tells_experts: bool = False
 
 
 class EngineServer:
@@ -158,9 +160,15 @@ class EngineServer:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         began = time.monotonic()
-        config = self._identity.config
+        identity, config = self._identity, self._identity.config
         body = await _body(request)
-        wanted = parse_generate(body, self._vocabulary, vocab_size=config.vocab_size, context=config.context)
+        wanted = parse_generate(
+            body,
+            self._vocabulary,
+            vocab_size=config.vocab_size,
+            context=config.context,
+            experts=identity.tells_experts,
+        )
         if wanted.stream:
             return await stream(request, wanted, self.engine, self._vocabulary)
         outcome = await self.engine.generate(wanted.job)
@@ -265,6 +273,8 @@ class EngineServer:
                 "pp_size": 1,
                 "weight_version": self.engine.version,
                 "pause_modes": list(PAUSE_MODES),
+                "enable_return_routed_experts": identity.tells_experts,
+                **(config.routing() if config.moe_layers else {}),
             }
         )
 

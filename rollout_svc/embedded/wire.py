@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rollout_svc.embedded.job import Job, Outcome
+from rollout_svc.embedded.routing import encode
 from rollout_svc.embedded.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -81,14 +82,18 @@ class Generate:
         job: What the engine runs.
         return_logprob: Whether the answer lists log-probabilities.
         stream: Whether to answer with events as tokens are made.
+        experts_from: The token that routed experts are told from; None: they are not.
     """
 
     job: Job
     return_logprob: bool
     stream: bool
+    experts_from: int | None = None
 
 
-def parse_generate(body: dict[str, Any], vocabulary: Vocabulary, *, vocab_size: int, context: int) -> Generate:
+def parse_generate(
+    body: dict[str, Any], vocabulary: Vocabulary, *, vocab_size: int, context: int, experts: bool = False
+) -> Generate:
     """Check a `/generate` body.
 
     Args:
@@ -96,6 +101,7 @@ def parse_generate(body: dict[str, Any], vocabulary: Vocabulary, *, vocab_size: 
         vocabulary: Encodes `text`.
         vocab_size: Ids the model knows.
         context: Most tokens a sequence may hold.
+        experts: Whether routed experts are told at all; where not, asking for them is no error.
 
     Raises:
         RefusedError: 400.
@@ -114,6 +120,8 @@ def parse_generate(body: dict[str, Any], vocabulary: Vocabulary, *, vocab_size: 
     if outside is not None:
         raise invalid(f"input_ids: token id {outside} is outside the vocabulary of {vocab_size}.")
     sampling = parse_sampling(body.get("sampling_params"))
+    wanted = _experts_from(body, len(prompt))
+    experts_from = wanted if experts else None
     room = context - len(prompt)
     end_id = None if sampling.ignore_eos else vocabulary.end_id
     return Generate(
@@ -123,10 +131,20 @@ def parse_generate(body: dict[str, Any], vocabulary: Vocabulary, *, vocab_size: 
             sampling=sampling,
             limit=room if sampling.max_new_tokens is None else min(room, sampling.max_new_tokens),
             stop_ids=sampling.stop_token_ids | ({end_id} if end_id is not None else frozenset()),
+            wants_routing=experts_from is not None,
         ),
         return_logprob=_flag(body, "return_logprob", default=False),
         stream=_flag(body, "stream", default=False),
+        experts_from=experts_from,
     )
+
+
+def _experts_from(body: dict[str, Any], prompt_tokens: int) -> int | None:
+    """Return the token that routed experts are asked for from on; None where they are not."""
+    start = body.get("routed_experts_start_len")
+    if start is not None and (type(start) is not int or not 0 <= start <= prompt_tokens):
+        raise invalid(f"routed_experts_start_len must be an integer within [0, {prompt_tokens}], got {start!r}.")
+    return (start or 0) if _flag(body, "return_routed_experts", default=False) else None
 
 
 def _prompt(body: dict[str, Any], vocabulary: Vocabulary) -> list[int]:
@@ -296,6 +314,8 @@ def answer(request: Generate, outcome: Outcome, vocabulary: Vocabulary, elapsed_
         meta |= _running(job)
         meta["e2e_latency"] = elapsed_s
     meta |= _output(request, len(job.ids), outcome.version)
+    if request.experts_from is not None and job.routing is not None:
+        meta["routed_experts"] = encode(job.routing, request.experts_from)
     return {"text": _text(outcome, vocabulary), "output_ids": job.ids, "meta_info": meta}
 
 

@@ -13,7 +13,7 @@ from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.heavy import Heavy
 from rollout_svc.segment import FinishReason, VersionSpan
-from rollout_svc.tensors.experts import RawExperts
+from rollout_svc.tensors.experts import Layout, RawExperts
 
 __all__ = [
     "Call",
@@ -94,7 +94,8 @@ class GenerateRequest:
         sampling: the rest of the sampling settings.
         seed: of this sample's draws, or None.
         extra: opaque top-level keys from the prompt line.
-        experts_from: routed experts are asked for, from this token on; None: they are not.
+        experts_from: routed experts are asked for, from this token on, which is one of `input_ids`; None: they are not.
+        experts_max_bytes: of them; more is refused.
     """
 
     request_id: str
@@ -104,6 +105,7 @@ class GenerateRequest:
     seed: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     experts_from: int | None = None
+    experts_max_bytes: int = 2**30
 
 
 @dataclass(slots=True)
@@ -193,6 +195,7 @@ class EngineProfile:
         max_running: requests it decodes together.
         weight_label: its label for the weights that are loaded.
         warnings: what will work, and should not be left so.
+        experts: what is known of the routing of its model; None: nothing.
     """
 
     dialect: str
@@ -206,6 +209,7 @@ class EngineProfile:
     max_running: int | None = None
     weight_label: str | None = None
     warnings: tuple[str, ...] = ()
+    experts: Layout | None = None
 
 
 class Health(NamedTuple):
@@ -266,6 +270,16 @@ class Dialect(Protocol):
 
     def reader(self) -> StreamReader:
         """Make what reads a streamed answer."""
+
+    def experts_of(self, lifted: Any, request: GenerateRequest) -> RawExperts | None:
+        """Name what was lifted from the answer to a request, whole or streamed: its form, and its first row's token.
+
+        None where nothing was lifted: the engine sent none. With tokens and any end but an abort it should have; an
+        abort may find a request where there is no routing to send, and its tokens are good without.
+
+        Raises:
+            SampleFailure: `experts_invalid`: it is nothing this engine sends.
+        """
 
     def refuses(self, sampling: SamplingConfig) -> str | None:
         """Say which sampling setting this engine cannot do, and why; None when it can do all."""

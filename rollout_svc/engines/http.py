@@ -5,6 +5,7 @@ Invariants:
 - Control calls never share a connection, a pool or a limit with generation.
 - In a loop with a lane for data (`loop.py`), data sockets are in it: a control answer is read in the next turn.
 - Every aiohttp error leaves as WorkerFailure; a cancellation leaves as itself.
+- A call with a value to be lifted is read through `lifting`; one without is read as if there were no such thing.
 - A call is one attempt, and repeating it is the caller's decision. A control call alone is written a second time when
   the connection it was given turned out to be closed: each of them may be repeated, and an engine closes idle
   connections, and those it failed on, without a word.
@@ -21,8 +22,9 @@ from typing import Any, Final, Self
 
 import aiohttp
 
-from rollout_svc.engines.calls import Call, Reply, StreamReader
+from rollout_svc.engines.calls import Call, Lift, Reply, StreamReader
 from rollout_svc.engines.endpoint import Endpoint
+from rollout_svc.engines.lifting import Lifting, new_threads
 from rollout_svc.engines.sse import EventSplitter
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.loop import in_bulk
@@ -57,7 +59,7 @@ class _Connector(aiohttp.TCPConnector):
 class HttpTransport:
     """Two aiohttp sessions, made in the loop that uses them."""
 
-    __slots__ = ("_connector", "_control", "_data")
+    __slots__ = ("_connector", "_control", "_data", "_threads")
 
     def __init__(self) -> None:
         # limit=0: the pool caps requests per worker; a second cap here would be an invisible queue.
@@ -77,6 +79,7 @@ class HttpTransport:
             timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        self._threads = new_threads()
 
     @property
     def connecting(self) -> AbstractSet[asyncio.Task[Any] | None]:
@@ -93,10 +96,14 @@ class HttpTransport:
 
     async def data(self, endpoint: Endpoint, call: Call) -> Reply:
         """Make a generation call; the caller bounds it."""
+        if call.lift is not None:
+            return await self._lifted(endpoint, call, call.lift, None)
         return await self._send(self._data, endpoint, call, endpoint.data_headers)
 
     async def stream(self, endpoint: Endpoint, call: Call, reader: StreamReader) -> Reply:
         """Make a generation call whose answer comes in parts; an engine that answers whole is read as ever."""
+        if call.lift is not None:
+            return await self._lifted(endpoint, call, call.lift, reader)
         url = endpoint.url + call.path
         with _failures(url):
             response = await self._data.request(
@@ -135,6 +142,43 @@ class HttpTransport:
                 "control_timeout", f"{call.method} {call.path}: no answer in {timeout_s:.2f} s", accepted=True
             ) from error
 
+    async def _lifted(self, endpoint: Endpoint, call: Call, lift: Lift, reader: StreamReader | None) -> Reply:
+        """Make a generation call, and take a value out of its answer while that comes.
+
+        Raises:
+            SampleFailure: `experts_invalid`, `experts_too_large`; the connection is closed then.
+        """
+        with _failures(endpoint.url + call.path):
+            response = await self._data.request(
+                call.method,
+                endpoint.at(call.path),
+                data=call.body,
+                headers={**endpoint.data_headers, "Accept-Encoding": "identity"},  # inflating would be done in the loop
+                allow_redirects=False,
+            )
+            lifting: Lifting | None = None
+            try:
+                if response.status != _OK:
+                    return Reply(
+                        response.status, await response.read(), _retry_after(response.headers.get("Retry-After"))
+                    )
+                lifting = Lifting(lift, self._threads, response.content_length)
+                body: list[bytes] = []
+                splitter = EventSplitter() if reader is not None and response.content_type == _EVENTS else None
+                async for data in response.content.iter_any():
+                    rest = await lifting.feed(data)
+                    if reader is None or splitter is None:
+                        body.append(rest)
+                        continue
+                    for payload in splitter.feed(rest):
+                        reader.feed(payload)
+                rest, value = await lifting.finish()
+                return Reply(_OK, b"".join([*body, rest]) if splitter is None else b"", lifted=value)
+            finally:
+                response.close()  # as in `stream`
+                if lifting is not None:
+                    lifting.close()
+
     @staticmethod
     async def _send(session: aiohttp.ClientSession, endpoint: Endpoint, call: Call, headers: dict[str, str]) -> Reply:
         with _failures(endpoint.url + call.path):
@@ -153,6 +197,7 @@ class HttpTransport:
         """Close both sessions; idempotent."""
         await self._data.close()
         await self._control.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)  # what still runs there is a batch of a dead call's
 
 
 class _failures:  # noqa: N801 - used as a function; a generator's context manager costs three times as much a call

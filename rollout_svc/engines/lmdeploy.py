@@ -26,10 +26,11 @@ from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
 from rollout_svc.engines.lmdeploy_probe import NAME, PROBE, has_no_logprobs, read_profile, without_logprobs
 from rollout_svc.engines.lmdeploy_stream import LMDeployReader
-from rollout_svc.engines.params import UNSENT, SamplingParams
-from rollout_svc.engines.parsing import OK, check_numbers, check_status, excerpt, failure_of
+from rollout_svc.engines.params import UNSENT, SamplingParams, extra_of, lift_of
+from rollout_svc.engines.parsing import OK, check_numbers, check_status, excerpt, failure_of, raw_experts
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import FinishReason
+from rollout_svc.tensors.experts import RawExperts
 
 __all__ = ["LMDeployDialect"]
 
@@ -51,6 +52,7 @@ _UNKNOWN_ROUTE: Final = 404
 _OUT_OF_OUR_HANDS: Final = frozenset({409, 499})
 _GONE: Final = re.compile(rb"Session -?\d+ not found")
 _STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)\s*$", re.MULTILINE)
+_KEY: Final = re.compile(r"[0-9a-f]{20,200}")  # an object id of Ray in hex: 56 digits now
 _READY: Final = "healthy"
 _DEAD: Final = "unhealthy"
 
@@ -68,7 +70,7 @@ class LMDeployDialect:
     def generate(self, request: GenerateRequest, *, stream: bool = False) -> Call:
         """Build `POST /generate`: token ids in, token ids and logprobs out; it takes no seed."""
         body = {
-            **request.extra,
+            **extra_of(request),
             **self._params.of(request.sampling),
             "session_id": _session(request.request_id),
             "input_ids": request.input_ids,
@@ -77,7 +79,9 @@ class LMDeployDialect:
             "include_stop_str_in_output": True,
             "stream": stream,
         }
-        return Call("POST", "/generate", orjson.dumps(body))
+        if request.experts_from is not None:
+            body["return_routed_experts"] = True
+        return Call("POST", "/generate", orjson.dumps(body), lift=lift_of(request, "numbers"))
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read the answer of `/generate`.
@@ -98,6 +102,14 @@ class LMDeployDialect:
     def reader(self) -> LMDeployReader:
         """Read a stream of deltas."""
         return LMDeployReader(_finished, lambda code, words: _failure(Reply(code, words.encode())))
+
+    def experts_of(self, lifted: Any, request: GenerateRequest) -> RawExperts | None:  # noqa: ARG002 - always all rows
+        """Numbers of all hidden layers, from the first token on; or, on Ray, the key of what has to be fetched."""
+        if isinstance(lifted, str):
+            if not _KEY.fullmatch(lifted):  # LMDeploy 0.12 sends a pickle here, which is never read
+                raise SampleFailure("experts_invalid", f"routed experts: {lifted!r:.60} is no key of a Ray object")
+            return RawExperts("key", lifted)
+        return raw_experts("array", lifted)
 
     def refuses(self, sampling: SamplingConfig) -> str | None:
         """No seed, temperatures up to 2, top-p above 0; what it would ignore in silence is named."""

@@ -9,13 +9,15 @@ Invariants:
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import numpy as np
 import orjson
 
 from rollout_svc.engines.calls import Reply
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import VersionSpan
+from rollout_svc.tensors.experts import RawExperts
 
 __all__ = [
     "check_numbers",
@@ -24,6 +26,7 @@ __all__ = [
     "excerpt",
     "failure_of",
     "first_of",
+    "raw_experts",
     "spans_of",
     "version_of",
 ]
@@ -126,3 +129,16 @@ def spans_of(reported: Any, length: int) -> tuple[VersionSpan, ...]:
     if edges[-1] != length or any(span.start != edge for span, edge in zip(spans, edges, strict=False)):
         return (VersionSpan(None, 0, length),)
     return spans
+
+
+def raw_experts(form: Literal["npy", "int32", "array"], lifted: Any, start: int = 0) -> RawExperts | None:
+    """Name what was lifted from an answer, by the form its engine sends and the token its first row is of.
+
+    Raises:
+        SampleFailure: `experts_invalid`: it is nothing of that form.
+    """
+    if lifted is None:
+        return None
+    if not isinstance(lifted, np.ndarray if form == "array" else bytes | bytearray | memoryview):
+        raise SampleFailure("experts_invalid", f"routed experts: {type(lifted).__name__} instead of {form}")
+    return RawExperts(form, lifted, start)

@@ -3,7 +3,7 @@
 Invariants:
 
 - Pure, and about generation alone: every control route of the engines is 404 at the router (seen on 0.3.2).
-- What the router would drop without a word is refused by name, never sent.
+- What the router would drop without a word is refused by name, never sent: routed experts cannot be had through one.
 - A router that sends to more engines than we were told of is found out, for those would neither be stopped nor updated.
 """
 
@@ -65,6 +65,8 @@ class RoutedSGLang(SGLangDialect):
         """Build `POST /generate`; raises SampleFailure where something that was asked for would not arrive."""
         dropped = sorted(request.extra.keys() - PASSED)
         said = f"engine_extra: the router drops {', '.join(dropped)}" if dropped else self.refuses(request.sampling)
+        if said is None and request.experts_from is not None:
+            said = "routed experts: the router drops what asks for them"
         if said is not None:
             raise SampleFailure("dropped_by_router", said)
         return super().generate(request, stream=stream)

@@ -18,7 +18,7 @@ import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
-from rollout_svc.engines.params import SamplingParams
+from rollout_svc.engines.params import SamplingParams, extra_of, lift_of
 from rollout_svc.engines.parsing import (
     OK,
     check_numbers,
@@ -26,12 +26,15 @@ from rollout_svc.engines.parsing import (
     excerpt,
     failure_of,
     first_of,
+    raw_experts,
     spans_of,
     version_of,
 )
 from rollout_svc.engines.sglang_stream import SGLangReader
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import FinishReason, VersionSpan
+from rollout_svc.tensors.experts import Layout, RawExperts
+from rollout_svc.tensors.layouts import layout_said
 
 __all__ = ["SGLangDialect"]
 
@@ -39,6 +42,7 @@ _CAPABILITIES: Final = (
     *("abort", "abort_all", "count", "disk", "flush", "freeze_drop_kv", "freeze_keep_kv"),
     *("set_version", "stream", "weight_version"),
 )
+_EXPERTS: Final = "enable_return_routed_experts"  # of `/server_info`: every argument it was started with is there
 _UNHEALTHY: Final = 503
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
 _CACHED_SPANS: Final = 1024  # spans of whole answers: few lengths and fewer labels, of values that never change
@@ -60,14 +64,16 @@ class SGLangDialect:
         if request.seed is not None:
             params["sampling_seed"] = request.seed
         body = {
-            **request.extra,
+            **extra_of(request),
             "rid": request.request_id,
             "input_ids": request.input_ids,
             "sampling_params": params,
             "return_logprob": True,
             "stream": stream,
         }
-        return Call("POST", "/generate", orjson.dumps(body))
+        if request.experts_from is not None:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": request.experts_from}
+        return Call("POST", "/generate", orjson.dumps(body), lift=lift_of(request, "base64"))
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read the answer of `/generate`.
@@ -87,6 +93,10 @@ class SGLangDialect:
     def reader(self) -> SGLangReader:
         """Read a stream, cumulative (its default) or of deltas (`--incremental-streaming-output`)."""
         return SGLangReader(_completion)
+
+    def experts_of(self, lifted: Any, request: GenerateRequest) -> RawExperts | None:
+        """Raw int32 of all hidden layers, from the token on that was asked for."""
+        return raw_experts("int32", lifted, request.experts_from or 0)
 
     def refuses(self, sampling: SamplingConfig) -> str | None:  # noqa: ARG002 - all of it is there
         """SGLang has a word for every sampling setting."""
@@ -118,7 +128,7 @@ class SGLangDialect:
         return EngineProfile(
             dialect=self.name,
             engine_version=first_of(str, server.get("version")),
-            capabilities=_CAPABILITIES,
+            capabilities=(*_CAPABILITIES, "experts") if server.get(_EXPERTS) is True else _CAPABILITIES,
             logprobs="raw",
             model=first_of(str, model.get("model_path"), server.get("model_path")),
             tokenizer=first_of(str, model.get("tokenizer_path"), server.get("tokenizer_path")),
@@ -126,6 +136,7 @@ class SGLangDialect:
             context=first_of(int, server.get("context_length"), model.get("context_length")),
             max_running=first_of(int, server.get("max_running_requests")),
             weight_label=None if label is None else str(label),
+            experts=_layout(server),
         )
 
     def info(self) -> Call:
@@ -231,6 +242,11 @@ def _completion(body: Any) -> Completion:
         request_id=meta.get("id"),
         labelled=meta.get("weight_version") is not None,
     )
+
+
+def _layout(server: dict[str, Any]) -> Layout | None:
+    """The routing of its model, where `/server_info` tells: the built-in engine's does, SGLang's own does not."""
+    return layout_said(*(server.get(key) for key in ("num_experts", "top_k", "layers", "moe_layers")))
 
 
 def _shown(body: object) -> str:

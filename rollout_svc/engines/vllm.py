@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Pure: bytes in, records out; no clock, no socket. Whether weights have labels there is all it remembers of a probe.
+- Pure: bytes in, records out; no clock, no socket. All it remembers of a probe is whether weights have labels there,
+  and whether answers have routed experts: those who did not ask get them too, and they are kept off the loop.
 - The engine's own id is `generate-tokens-<wire id>`: given to aborts, taken off answers. `X-Request-Id` is never sent,
   for it would win over the id in the body.
 - An empty list of ids makes no call: vLLM reads one as "everything".
@@ -13,17 +14,18 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
-from rollout_svc.engines.params import SamplingParams
-from rollout_svc.engines.parsing import OK, control_body, excerpt
+from rollout_svc.engines.params import SamplingParams, extra_of, lift_of
+from rollout_svc.engines.parsing import OK, control_body, excerpt, raw_experts
 from rollout_svc.engines.vllm_answers import ID_PREFIX, VLLMStream, completion_of
 from rollout_svc.engines.vllm_probe import ABORT, PROBE, gauges_of, profile_of
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.tensors.experts import RawExperts
 
 __all__ = ["VLLMDialect"]
 
@@ -54,6 +56,7 @@ class VLLMDialect:
     def __init__(self) -> None:
         self._params = SamplingParams()
         self._labels = True
+        self._sends_experts = False
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -62,15 +65,22 @@ class VLLMDialect:
         params = {**self._params.of(request.sampling), "max_tokens": request.max_tokens, "logprobs": 0}
         if request.seed is not None:
             params["seed"] = request.seed
+        if request.experts_from is not None:  # whether there are any the server was told when it started
+            params["routed_experts_prompt_start"] = request.experts_from
         body = {
-            **request.extra,
+            **extra_of(request),
             "request_id": request.request_id,
             "token_ids": request.input_ids,
             "sampling_params": params,
             "output_mode": "tokens",
             "stream": stream,
         }
-        return Call("POST", "/inference/v1/generate", orjson.dumps(body))
+        return Call(
+            "POST",
+            "/inference/v1/generate",
+            orjson.dumps(body),
+            lift=lift_of(request, "base64", unasked=self._sends_experts),
+        )
 
     def parse_generate(self, reply: Reply) -> Completion:
         """Read the answer; raises WorkerFailure or SampleFailure."""
@@ -79,6 +89,11 @@ class VLLMDialect:
     def reader(self) -> VLLMStream:
         """Make a reader for one stream of deltas."""
         return VLLMStream(labels=self._labels)
+
+    def experts_of(self, lifted: Any, request: GenerateRequest) -> RawExperts | None:
+        """A `.npy` file of the layers that have experts, from the token on that was asked for."""
+        start = request.experts_from
+        return None if start is None else raw_experts("npy", lifted, start)
 
     def refuses(self, sampling: SamplingConfig) -> str | None:
         """Name the first setting that vLLM would ignore, or that an answer has no room for."""
@@ -124,6 +139,7 @@ class VLLMDialect:
         """Read their answers; raises WorkerFailure (`wrong_dialect`, `unfit`, or why there is no answer)."""
         profile = profile_of(replies)
         self._labels = "weight_version" in profile.capabilities
+        self._sends_experts = "experts" in profile.capabilities
         return profile
 
     def info(self) -> Call:

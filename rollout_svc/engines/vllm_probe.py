@@ -50,6 +50,7 @@ _NEEDS: Final[dict[str, frozenset[str]]] = {
     "set_version": frozenset({"/update_weight_version"}),
     "weight_version": frozenset({"/weight_info", "/update_weight_version"}),
 }
+_EXPERTS_IN: Final = ("aux_output_config", "model_config")  # the switch has moved between versions
 _GAUGES: Final = re.compile(rb"^vllm:num_requests_(running|waiting)(?:\{[^\n]*\})? (\S+)", re.MULTILINE)
 
 Answer = Reply | WorkerFailure
@@ -86,7 +87,7 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         capabilities.add("count")
     else:
         warnings.append("/metrics shows no vllm:num_requests_* gauges (--disable-log-stats?): it cannot count")
-    if _at(config, "aux_output_config", "enable_return_routed_experts") is True:
+    if any(_at(config, section, "enable_return_routed_experts") is True for section in _EXPERTS_IN):
         capabilities.add("experts")
     return EngineProfile(
         dialect="vllm",

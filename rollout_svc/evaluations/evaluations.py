@@ -46,10 +46,10 @@ _ANSWERED: Final = "answered"
 
 
 def apart(tools: Tools) -> Tools:
-    """Training's tools, less what stores and counts: an evaluation leaves no trace there."""
+    """Training's tools, less what stores and counts, and no routed experts: an evaluation leaves no trace there."""
     storage, tally = MemoryStorage(), Tally()
     settling = Settling(tally=tally, bus=EventBus(), storage=storage)
-    return replace(tools, storage=storage, tally=tally, settling=settling)
+    return replace(tools, storage=storage, tally=tally, settling=settling, experts=False)
 
 
 class Evaluations:

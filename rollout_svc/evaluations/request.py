@@ -111,7 +111,7 @@ def _laid_over(base: SamplingConfig, given: Mapping[str, Any]) -> SamplingConfig
         raise _refuse(problems) from error
     if _EXPERTS in drawn.extra:
         raise BadRequest.at(f"sampling.extra.{_EXPERTS}", "an evaluation has no routed experts")
-    return drawn.model_copy(deep=True)
+    return drawn.model_copy(update={"return_routed_experts": False}, deep=True)
 
 
 def _line(line: Any, index: int, refused: Refused) -> PromptLine:

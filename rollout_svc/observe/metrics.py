@@ -110,6 +110,16 @@ class Metrics:
         evaluated = Counter("rollout_evaluations", "Evaluations ended", ["outcome"], registry=registry)
         bus.subscribe(events.EvaluationFinished, lambda e: evaluated.labels(e.outcome).inc())
 
+        accounts = Gauge("rollout_memory_bytes", "Memory and disk", ["process", "account"], registry=registry)
+        growth = Gauge(
+            *("rollout_memory_growth_bytes_per_step", "Slope over the last window of steps", ["process", "account"]),
+            registry=registry,
+        )
+        growing = Counter("rollout_memory_growing", "Warnings of growth", ["process", "account"], registry=registry)
+        bus.subscribe(events.MemorySampled, lambda e: _fill(accounts, e.accounts))
+        bus.subscribe(events.MemorySampled, lambda e: _fill(growth, e.slopes))
+        bus.subscribe(events.MemoryGrowing, lambda e: growing.labels(e.process, e.account).inc())
+
     def _histograms(self, bus: events.EventBus) -> None:
         registry = self.registry
         pause = Histogram("rollout_pause_seconds", "Pause", ["mode", "clean"], buckets=_SECONDS, registry=registry)
@@ -132,7 +142,11 @@ class Metrics:
         self._absent = Gauge("rollout_no_worker_seconds", "Time without a worker in traffic", registry=registry)
         self._is = Gauge("rollout_service_state", "1 for the state it is in", ["state"], registry=registry)
         self._ready = Gauge("rollout_buffer_ready_groups", "Groups ready for a trainer", registry=registry)
-        self._bytes = Gauge("rollout_buffer_bytes", "Encoded samples of finished groups", registry=registry)
+        self._bytes = Gauge("rollout_buffer_bytes", "Finished groups, routed experts included", registry=registry)
+        self._handles = Gauge("rollout_tensor_handles", "Heavy tensors that are alive", ["kind"], registry=registry)
+        self._tensors = Gauge("rollout_tensor_bytes", "Bytes of those", ["kind"], registry=registry)
+        self._lost = Counter("rollout_tensor_handles_lost", "Handles that nobody released", registry=registry)
+        self._known_lost = 0
         self._eval = Gauge(
             "rollout_evaluation_ledger", "Groups and samples of lane eval", ["unit", "account"], registry=registry
         )
@@ -159,6 +173,22 @@ class Metrics:
             self._state.labels(worker["id"], worker["state"]).set(1)
         self._ready.set(status["buffer"]["ready"])
         self._bytes.set(status["buffer"]["bytes"])
+        for gauge in (self._handles, self._tensors):
+            gauge.clear()
+        for kind, tensors in status["tensors"].items():
+            self._handles.labels(kind).set(tensors["handles"])
+            self._tensors.labels(kind).set(tensors["bytes"])
+        lost = sum(tensors["lost"] for tensors in status["tensors"].values())
+        self._lost.inc(max(0, lost - self._known_lost))
+        self._known_lost = max(lost, self._known_lost)
         self._version.set(status["weight_version"])
         self._rss.set(status["rss_bytes"])
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+def _fill(gauge: Gauge, values: Mapping[str, Mapping[str, float]]) -> None:
+    """Show these values by process and account, and no older ones."""
+    gauge.clear()
+    for process, accounts in values.items():
+        for account, value in accounts.items():
+            gauge.labels(process, account).set(value)

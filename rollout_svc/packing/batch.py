@@ -13,21 +13,22 @@ row is the prompt, then the response, then padding on the right.
 | `rewards` | float32 | (N,) | |
 | `group_ids` | int64 | (N,) | index of the sample's group in the batch, from 0 |
 
+Where a sample has routed experts there are `routed_experts` and `routed_experts_offsets` as well
+(`rollout_svc.packing.experts`).
+
 The metadata of the body has one key, `head`: the record of the batch as JSON, with `groups` and `samples` for what is
 in no tensor.
-
-Source of the format: https://huggingface.co/docs/safetensors/index#format.
 
 Invariants:
 
 - What is needed of the samples is taken in one step (`rows`); packing works on values, in any thread.
 - Packing lets other threads run: it never holds the interpreter for longer than it takes to read `SLICE_BYTES` of JSON.
-- Each number is written once, into the body itself.
+- Each number is written once, into the body itself; routed experts are not copied at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ import orjson
 
 from rollout_svc.batches import Batch
 from rollout_svc.errors import IllegalTransition
+from rollout_svc.heavy import Heavy
+from rollout_svc.packing.experts import OFFSETS, gather
+from rollout_svc.packing.header import DTYPES, Listed, write_header
 from rollout_svc.producer.masking import stale_ranges
 from rollout_svc.sample import Sample
 from rollout_svc.segment import VersionSpan
@@ -43,18 +47,15 @@ __all__ = ["SLICE_BYTES", "Row", "head", "pack", "rows"]
 
 SLICE_BYTES: Final = 16 * 2**10
 """Of JSON, read at a time: about 0.1 ms."""
-_ALIGNMENT: Final = 8  # of the data in the body, so that a reader may use it where it lies
-_DTYPES: Final[dict[str, type[np.generic]]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
-_LAYOUT: Final = (
+_WIDE: Final = (
     ("input_ids", "I64", True),
     ("weight_versions", "I64", True),
     ("group_ids", "I64", False),
     ("logprobs", "F32", True),
     ("rewards", "F32", False),
-    ("attention_mask", "BOOL", True),
-    ("loss_mask", "U8", True),
 )
-"""Name, dtype, and whether it is per token; large items first, so that each is aligned."""
+_NARROW: Final = (("attention_mask", "BOOL", True), ("loss_mask", "U8", True))
+"""Name, dtype, and whether it is per token; large items first, so that each is aligned. Routed experts lie between."""
 
 Tensors = dict[str, "np.ndarray[Any, Any]"]
 
@@ -70,6 +71,7 @@ class Row(NamedTuple):
         reward: its reward.
         spans: weight versions over the response.
         masked: ranges of the response that are older than the bound on tokens.
+        experts: its routed experts; None: it has none.
     """
 
     group: int
@@ -79,6 +81,7 @@ class Row(NamedTuple):
     reward: float
     spans: tuple[VersionSpan, ...]
     masked: list[tuple[int, int]]
+    experts: Heavy | None = None
 
 
 def rows(batch: Batch) -> list[Row]:
@@ -101,6 +104,7 @@ def _row(group: int, sample: Sample, oldest: int | None) -> Row:
         reward=sample.reward,
         spans=sample.weight_versions,
         masked=stale_ranges(sample.weight_versions, oldest),
+        experts=sample.experts,
     )
 
 
@@ -125,43 +129,51 @@ def head(batch: Batch) -> bytes:
     return orjson.dumps(batch.head() | {"groups": groups, "samples": samples})
 
 
-def pack(taken: Sequence[Row], told: bytes) -> memoryview:
-    """Make the body: `told` is its head, the rows become the tensors of the module's table."""
+def pack(taken: Sequence[Row], told: bytes) -> list[memoryview]:
+    """Make the body, in pieces to be sent one after the other.
+
+    Args:
+        taken: the rows, which become the tensors of the module's table.
+        told: the head.
+
+    Raises:
+        Conflict: `experts_differ`: the samples' routed experts make no one tensor.
+        SpentHandle: a sample with routed experts was consumed meanwhile.
+    """
+    routing = gather([row.experts for row in taken])
     most = max((len(row.prompt_ids) + row.length for row in taken), default=0)
-    header, size = _header(len(taken), most, told)
+    wide, narrow = _listed(_WIDE, len(taken), most), _listed(_NARROW, len(taken), most)
+    if routing is not None:
+        wide.insert(0, Listed(OFFSETS, "I64", routing.offsets.shape))
+    between = [] if routing is None else [routing.listed]
+    header = write_header([*wide, *between, *narrow], {"head": told.decode()})
+    size = sum(tensor.nbytes for tensor in (*wide, *narrow))
     body = np.zeros(len(header) + size, dtype=np.uint8)  # untouched pages cost nothing until they are written
     body[: len(header)] = np.frombuffer(header, dtype=np.uint8)
-    tensors = _views(body[len(header) :], len(taken), most)
+    tensors = _views(body[len(header) :], [*wide, *narrow])
     prompts: dict[int, np.ndarray[Any, Any]] = {}
     for index, row in enumerate(taken):
         if row.group not in prompts:
             prompts = {row.group: np.asarray(row.prompt_ids, dtype=np.int64)}
         _write(tensors, index, row, prompts[row.group])
-    return body.data
+    if routing is None:
+        return [body.data]
+    tensors[OFFSETS][:] = routing.offsets
+    cut = len(header) + sum(tensor.nbytes for tensor in wide)
+    return [body[:cut].data, *routing.pieces(), body[cut:].data]
 
 
-def _header(samples: int, length: int, told: bytes) -> tuple[bytes, int]:
-    """The header with its own length before it, padded with spaces, and the size of the data."""
-    entries: dict[str, Any] = {"__metadata__": {"head": told.decode()}}
-    end = 0
-    for name, dtype, per_token in _LAYOUT:
-        shape = (samples, length) if per_token else (samples,)
-        start, end = end, end + int(np.prod(shape)) * np.dtype(_DTYPES[dtype]).itemsize
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
-    text = orjson.dumps(entries)
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text, end
+def _listed(layout: Iterable[tuple[str, str, bool]], samples: int, length: int) -> list[Listed]:
+    return [Listed(name, dtype, (samples, length) if per_token else (samples,)) for name, dtype, per_token in layout]
 
 
-def _views(data: np.ndarray[Any, Any], samples: int, length: int) -> Tensors:
+def _views(data: np.ndarray[Any, Any], tensors: Iterable[Listed]) -> Tensors:
     """Each tensor, where it lies in the body."""
     views: Tensors = {}
     start = 0
-    for name, dtype, per_token in _LAYOUT:
-        count = samples * length if per_token else samples
-        end = start + count * np.dtype(_DTYPES[dtype]).itemsize
-        view = data[start:end].view(_DTYPES[dtype])
-        views[name] = view.reshape(samples, length) if per_token else view
+    for tensor in tensors:
+        end = start + tensor.nbytes
+        views[tensor.name] = data[start:end].view(DTYPES[tensor.dtype]).reshape(tensor.shape)
         start = end
     return views
 

@@ -1,20 +1,24 @@
-"""A batch of tensors, read: straight to torch.
+"""Tensors that were sent, read: a batch straight to torch, one sample's routed experts to NumPy.
 
 Invariant: whatever bytes come, the result is a head and tensors, or a ServiceError.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from rollout_svc.errors import ServiceError
+from rollout_svc.packing.experts import EXPERTS, OFFSETS
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
-__all__ = ["read_batch"]
+__all__ = ["experts_of", "read_batch", "read_experts"]
 
 _LENGTH_BYTES: Final = 8  # of the header's length, before the header
 
@@ -39,6 +43,41 @@ def read_batch(body: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ServiceError("the answer is no batch of tensors: its head is no object")
     return record | {"tensors": tensors}
+
+
+def experts_of(batch: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Routed experts of what `read_batch` returned, by sample id, of those that have rows; views of its tensors.
+
+    Returns:
+        `(rows, layers, top_k)` each, uint8 or uint16.
+
+    Raises:
+        ServiceError: its offsets are none.
+    """
+    tensors = batch["tensors"]
+    if EXPERTS not in tensors:
+        return {}
+    rows, offsets = tensors[EXPERTS].numpy(), tensors[OFFSETS].tolist()
+    samples = [sample["sample_id"] for sample in batch["samples"]]
+    if len(offsets) != len(samples) + 1 or offsets != sorted(offsets) or offsets[0] or offsets[-1] != len(rows):
+        raise ServiceError("the answer is no batch of tensors: its routed experts do not fit its samples")
+    spans = zip(samples, pairwise(offsets), strict=True)
+    return {sample_id: rows[start:end] for sample_id, (start, end) in spans if end > start}
+
+
+def read_experts(body: bytes) -> np.ndarray[Any, Any]:
+    """Read a body of `GET /v1/tensors/{sample_id}`: `(rows, layers, top_k)`, uint8 or uint16.
+
+    Raises:
+        ServiceError: the body is no such tensor.
+    """
+    from safetensors import SafetensorError  # noqa: PLC0415 - only for who wants it
+    from safetensors.numpy import load  # noqa: PLC0415
+
+    try:
+        return load(body)[EXPERTS]
+    except (SafetensorError, KeyError) as error:
+        raise ServiceError(f"the answer has no routed experts: {error!r}") from error
 
 
 def _load(body: bytes) -> dict[str, torch.Tensor]:

@@ -43,6 +43,7 @@ class Tools:
     settling: Settling
     trajectories: Trajectories
     max_attempts: int
+    experts: bool = False  # routed experts are kept, where a request's sampling says so too
 
 
 class Host(Protocol):

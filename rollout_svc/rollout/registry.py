@@ -133,6 +133,14 @@ class Rollouts:
             self._stragglers[task] = started.get(task, Straggler(run.group.samples[0].sample_id, run.group.created_at))
             task.add_done_callback(lambda done: self._stragglers.pop(done, None))
 
+    def let_go(self, by: str) -> None:
+        """The service has stopped: release what heavy things groups still have, running, waiting or lent."""
+        leased = [group for lease in self._buffer.leases for group in lease.groups]
+        runs = [run.group for run in self._runs.values()]
+        for group in (*runs, *self._buffer.unfinished_groups(), *self._buffer.ready_groups(), *leased):
+            for sample in group.samples:
+                sample.let_go(by)
+
     # -- the runs' view --------------------------------------------------------------------------------------
 
     def generation_started(self, run: GroupRun) -> None:

@@ -279,6 +279,7 @@ class GroupRun:
             engines=self._tools.engines,
             signals=self._tools.signals,
             on_parked=lambda: self._owner.run_changed(self),
+            experts=self._tools.experts,
         )
         member.stage = "generating"
         self._count_generating(member, generating=True)
@@ -302,6 +303,10 @@ class GroupRun:
             raise Interrupted(f"{sample.sample_id}: the agent went on after its turn was cut")
         if context.turns == 0:
             raise SampleFailure("agent_error", "the agent returned without a turn")
+        if context.experts and (missing := sample.rows_missing):
+            tokens = len(sample.prompt_ids) + sample.response_length
+            message = f"{missing} of {tokens - 1} rows of routed experts are missing for {tokens} tokens"
+            raise SampleFailure("experts_missing", message)
         sample.transition(member.attempt, _S.GENERATED)
 
     async def _judge(self, member: Member) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "Acked",
     "Checkpointed",
     "Document",
+    "GrowthRecord",
     "Health",
     "Plan",
     "Removed",
@@ -153,8 +154,19 @@ class BufferRecord(Record):
     ready: Natural
     unfinished: Natural
     bytes: Natural
-    """Encoded samples of finished groups, ready and leased."""
+    """Encoded samples of finished groups, ready and leased, and their routed experts."""
     leases: list[LeaseRecord]
+
+
+class TensorsRecord(Record):
+    """Heavy tensors of one kind."""
+
+    handles: Natural
+    """Those that are alive: each has one owner."""
+    bytes: Natural
+    """Of those."""
+    lost: Natural
+    """Those that their owners have forgotten: none, unless something is wrong."""
 
 
 class TailRecord(Record):
@@ -250,6 +262,29 @@ class EvaluationsRecord(Record):
     """Each prompt is a group of one sample."""
 
 
+class GrowthRecord(Record):
+    """An account that grows with the trainer's steps."""
+
+    process: str
+    account: str
+    bytes_per_step: int
+    bytes: Natural
+    grown_bytes: Natural
+    """Since that step."""
+    since_step: int
+    """Where it began, as far as that can be told."""
+    of_rss: float | None
+    """Its share of the growth of resident memory; null: that does not grow."""
+
+
+class MemoryBrief(Record):
+    """Whether memory, or a file, grows with the steps."""
+
+    verdict: str
+    """One line for people."""
+    growing: list[GrowthRecord]
+
+
 class Status(Record):
     """The service's record of itself."""
 
@@ -262,12 +297,15 @@ class Status(Record):
     workers: list[WorkerRecord]
     buffer: BufferRecord
     producer: ProducerRecord
+    tensors: dict[str, TensorsRecord]
+    """By kind (`experts`, …); empty where there never was one."""
     trajectories: TrajectoriesRecord | None
     """Null: none are kept."""
     evaluations: EvaluationsRecord
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural
+    memory: MemoryBrief
 
 
 class Workers(Record):

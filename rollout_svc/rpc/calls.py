@@ -17,10 +17,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from rollout_svc.configfile import REFERENCE
-from rollout_svc.errors import BadRequest, Problem
+from rollout_svc.errors import BadRequest, Conflict, NotFound, Problem, SpentHandle
 from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.batch import head, pack, rows
+from rollout_svc.packing.experts import pack_experts
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.envelope import json_answer
 from rollout_svc.rpc.reading import refuse
@@ -78,6 +79,11 @@ async def stuck(site: Site, query: bodies.Stuck) -> Any:
     return site.service.stuck(query.older_than_s)
 
 
+async def memory(site: Site) -> Any:
+    """What every process has, what grows with the trainer's steps, and what is to blame."""
+    return await site.service.memory()
+
+
 async def pause(site: Site, body: bodies.Pause) -> Any:
     """Stop the stage; answers by the deadline, with a report."""
     return (await site.service.pause(**_pause_arguments(body))).as_json()
@@ -99,7 +105,11 @@ async def take_batch(site: Site, body: bodies.Batch, tensors: bool) -> web.Respo
     batch = await site.service.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
     if tensors:
         taken, told = rows(batch), head(batch)
-        return _in_pieces([await asyncio.to_thread(pack, taken, told)], MEDIA_TYPE)
+        try:
+            return _in_pieces(await asyncio.to_thread(pack, taken, told), MEDIA_TYPE)
+        except SpentHandle as error:
+            message = f"batch {batch.batch_id} was given up before it was sent: {error}"
+            raise Conflict(message, type="lease_expired", detail={"batch_id": batch.batch_id}) from error
     parts: list[bytes] = []
     for part in batch.encoded():
         parts.append(part)
@@ -119,6 +129,15 @@ def _in_pieces(parts: Sequence[bytes | memoryview], media: str) -> web.Response:
 
     headers = {"Content-Length": str(sum(map(len, parts))), "Content-Type": media}
     return web.Response(body=pieces(), headers=headers)
+
+
+async def tensors(site: Site, sample_id: str) -> web.Response:
+    """The routed experts of one sample that is lent, as safetensors."""
+    handle = site.service.parts.batches.experts_of(sample_id)
+    try:
+        return _in_pieces(await asyncio.to_thread(pack_experts, handle), MEDIA_TYPE)
+    except SpentHandle as error:
+        raise NotFound(str(error)) from error
 
 
 async def ack(site: Site, _body: bodies.Ack, batch_id: str) -> Any:

@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import threading
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from urllib.parse import quote, urlencode
@@ -22,11 +21,15 @@ from urllib.parse import quote, urlencode
 from rollout_svc.errors import Unreachable
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.reading import read_batch
+from rollout_svc.rpc.background import BackgroundLoop
+from rollout_svc.rpc.fetching import fetch_experts
 from rollout_svc.rpc.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
     from types import TracebackType
+
+    import numpy as np
 
 __all__ = ["RolloutClient", "SyncRolloutClient"]
 
@@ -79,8 +82,6 @@ class RolloutClient:
         """Close the connections; the last batch stays unacknowledged. Idempotent, and the client may be used again."""
         await self._wire.close()
 
-    # -- the stage -------------------------------------------------------------------------------------------
-
     async def ready(self) -> bool:
         """Say whether the service takes work; False too when it cannot be reached."""
         try:
@@ -97,6 +98,10 @@ class RolloutClient:
         """Return who has been under way for longer than that (None: than a pause may take), since when, and where."""
         query = "" if older_than_s is None else "?" + urlencode({"older_than_s": older_than_s})
         return await self._call("GET", "/v1/stuck" + query)
+
+    async def memory(self) -> Json:
+        """Return what every process has, what grows with the steps, and what is to blame."""
+        return await self._call("GET", "/v1/memory")
 
     async def pause(
         self,
@@ -159,6 +164,19 @@ class RolloutClient:
             batch = await self._call("POST", "/v1/batches", body, timeout_s=timeout_s + MARGIN_S)
         self._last_batch = (str(batch["batch_id"]), step)
         return batch
+
+    async def take_experts(self, batch: Json) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the routed experts of a batch that `take_batch` gave, by sample id, of those samples that have some.
+
+        They are in a batch of tensors already; those of another are fetched, a few at a time. Ask before its ack.
+
+        Returns:
+            `(tokens - 1, moe_layers, top_k)` each, uint8 or uint16.
+
+        Raises:
+            NotFound: the batch is not lent any more.
+        """
+        return await fetch_experts(self._wire, batch, CALL_TIMEOUT_S + MARGIN_S)
 
     async def ack(self, batch_id: str) -> Json:
         """Acknowledge a batch: its groups are consumed for good.
@@ -223,8 +241,6 @@ class RolloutClient:
         body: Json = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
         body |= _given(sampling=sampling, version=version)
         return await self._call("POST", "/v1/evaluations", body, timeout_s=timeout_s + MARGIN_S)
-
-    # -- weights and the fleet -------------------------------------------------------------------------------
 
     async def update_weights(
         self,
@@ -312,12 +328,11 @@ class SyncRolloutClient:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self._client = RolloutClient(url, token)
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._background = BackgroundLoop()
 
     def __repr__(self) -> str:
-        return f"<SyncRolloutClient {self._client.url} {'open' if self._loop else 'closed'} unacked={self.unacked}>"
+        state = "open" if self._background.is_open else "closed"
+        return f"<SyncRolloutClient {self._client.url} {state} unacked={self.unacked}>"
 
     @property
     def url(self) -> str:
@@ -339,13 +354,7 @@ class SyncRolloutClient:
 
     def close(self) -> None:
         """Close the connections and end the thread; idempotent, safe before the first call."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._client.close(), loop).result(CALL_TIMEOUT_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(CALL_TIMEOUT_S)
+        self._background.close(self._client.close)
 
     def ready(self) -> bool:
         """See `RolloutClient.ready`."""
@@ -358,6 +367,10 @@ class SyncRolloutClient:
     def stuck(self, older_than_s: float | None = None) -> Json:
         """See `RolloutClient.stuck`."""
         return self._run(self._client.stuck(older_than_s))
+
+    def memory(self) -> Json:
+        """See `RolloutClient.memory`."""
+        return self._run(self._client.memory())
 
     def pause(self, **arguments: Any) -> Json:
         """See `RolloutClient.pause`."""
@@ -372,6 +385,10 @@ class SyncRolloutClient:
     ) -> Json:
         """See `RolloutClient.take_batch`."""
         return self._run(self._client.take_batch(step, groups, timeout_s, ack, tensors=tensors))
+
+    def take_experts(self, batch: Json) -> dict[str, np.ndarray[Any, Any]]:
+        """See `RolloutClient.take_experts`."""
+        return self._run(self._client.take_experts(batch))
 
     def ack(self, batch_id: str) -> Json:
         """See `RolloutClient.ack`."""
@@ -414,32 +431,4 @@ class SyncRolloutClient:
         return self._run(self._client.remove_worker(worker_id))
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run one call in the background loop; interrupting the wait cancels the call."""
-        with self._lock:  # so that no call slips in behind `close`, where nothing would run it
-            future = asyncio.run_coroutine_threadsafe(call, self._started())
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_serve, args=(self._loop,), name="rollout-client", daemon=True)
-            self._thread.start()
-        return self._loop
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the background loop until it is stopped; then end what still runs in it, so that no caller waits on."""
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=CALL_TIMEOUT_S))
-    finally:
-        loop.close()
+        return self._background.run(call)

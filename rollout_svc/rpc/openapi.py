@@ -126,13 +126,11 @@ def _responses(route: Route, made: Schemas, *, token: bool) -> dict[int, dict[st
     """Describe every answer, by status."""
     told: dict[int, dict[str, Any]] = {}
     for status in (route.status, *route.also):
-        content = (
-            {"text/plain": {"schema": {"type": "string"}}}
-            if route.answer is None
-            else {"application/json": {"schema": made[route.answer, "serialization"]}}
-        )
-        if route.media is not None:
-            content[route.media] = {"schema": {"type": "string", "contentMediaType": route.media}}
+        content = {media: _bytes_of(media) for media in (route.media, route.binary) if media is not None}
+        if route.answer is not None:
+            content["application/json"] = {"schema": made[route.answer, "serialization"]}
+        elif route.binary is None:
+            content["text/plain"] = {"schema": {"type": "string"}}
         told[status] = {"description": HTTPStatus(status).phrase, "content": content}
     refusals = dict(route.refusals)
     if route.body is not None:
@@ -145,6 +143,11 @@ def _responses(route: Route, made: Schemas, *, token: bool) -> dict[int, dict[st
         if status == _SECONDS_S:
             told[status]["headers"] = {"Retry-After": _RETRY_AFTER}
     return told
+
+
+def _bytes_of(media: str) -> dict[str, Any]:
+    """Say that an answer is bytes of a media type."""
+    return {"schema": {"type": "string", "contentMediaType": media}}
 
 
 def _refusal(status: int, types: Sequence[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.rpc import answers, bodies, calls
 from rollout_svc.rpc.batch_answer import BatchRecord
 from rollout_svc.rpc.evaluation_answer import EvaluationRecord
+from rollout_svc.rpc.memory_answer import MemoryRecord
 from rollout_svc.rpc.stuck_answer import StuckRecord
 
 __all__ = ["ROUTES", "Route"]
@@ -37,6 +38,7 @@ class Route:
         refusals: types of refusal by status, beside those every such route has.
         guarded: whether it wants the token, where there is one.
         media: another media type it answers in where the caller asks for that; None: JSON only.
+        binary: the media type it answers in, whatever the caller asks for; None: a record, or text.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -50,6 +52,7 @@ class Route:
     refusals: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     guarded: bool = True
     media: str | None = None
+    binary: str | None = None
 
 
 _ALIVE: Final = ("failed", "stopping")  # of a 503: refused by a service that is not there any more
@@ -67,6 +70,7 @@ ROUTES: Final = (
         query=bodies.Stuck,
         refusals={400: ("bad_request",), 503: ("starting",)},
     ),
+    Route("GET", "/v1/memory", calls.memory, MemoryRecord, refusals={503: ("starting",)}),
     Route(
         *("POST", "/v1/pause", calls.pause, answers.Report),
         body=bodies.Pause,
@@ -81,12 +85,20 @@ ROUTES: Final = (
         *("POST", "/v1/batches", calls.take_batch, BatchRecord),
         body=bodies.Batch,
         media=MEDIA_TYPE,
-        refusals={503: ("not_enough", "paused", "exhausted", "failed", "starting")},
+        refusals={
+            409: ("lease_expired", "experts_differ"),
+            503: ("not_enough", "paused", "exhausted", "failed", "starting"),
+        },
     ),
     Route(
         *("POST", "/v1/batches/{id}/ack", calls.ack, answers.Acked),
         body=bodies.Ack,
         refusals={404: ("not_found",), 409: ("lease_expired",), 503: (*_ALIVE, "starting")},
+    ),
+    Route(
+        *("GET", "/v1/tensors/{sample_id}", calls.tensors, None),
+        binary=MEDIA_TYPE,
+        refusals={404: ("not_found", "no_experts"), 503: ("starting",)},
     ),
     Route(
         *("POST", "/v1/prompts", calls.put_prompts, answers.Accepted),

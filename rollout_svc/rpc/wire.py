@@ -77,7 +77,7 @@ class Wire:
         status, raw, retry_after = await self.send(method, path, body, timeout_s)
         return _decode(status, raw, retry_after, f"{method} {path}")
 
-    async def fetch(self, method: str, path: str, body: Json, timeout_s: float, media: str) -> bytes:
+    async def fetch(self, method: str, path: str, body: Json | None, timeout_s: float, media: str) -> bytes:
         """Send one request that is to be answered in another media type than JSON, and return the body of the answer.
 
         Raises:

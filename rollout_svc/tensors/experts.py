@@ -7,7 +7,7 @@ Forms (what an engine's dialect calls what it got):
 
 | form | of | data |
 |---|---|---|
-| `npy` | vLLM | the bytes of a `.npy` file: shape and dtype in its header |
+| `npy` | vLLM | the bytes of a `.npy` file: shape and dtype in its header; the layers that have experts |
 | `int32` | SGLang | raw little-endian int32, no shape, all hidden layers |
 | `array` | LMDeploy | nested lists, read to an array by then; all hidden layers |
 | `key` | LMDeploy on Ray | a key to be fetched, once, before it can be decoded |
@@ -20,6 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from io import BytesIO
 from typing import Any, Final, Literal, NamedTuple
 
@@ -91,12 +92,23 @@ def decode(raw: RawExperts, layout: Layout, *, tokens: int, held: int = 0, stopp
         raise _invalid(f"{len(rows)} rows from token {raw.start} on for {tokens} tokens, of which {held} rows are held")
     rows = rows[held - raw.start :]
     if layout.moe_layers is not None and rows.shape[1] != len(layout.moe_layers):
-        rows = rows[:, list(layout.moe_layers)]
+        rows = rows[:, _indices(layout.moe_layers)]  # the others hold whatever was in memory: nobody looks at it
     lowest, highest = (int(rows.min()), int(rows.max())) if rows.size else (0, 0)
-    limit = layout.num_experts or (np.iinfo(np.uint16).max + 1)
+    limit = layout.num_experts or _limit(raw, rows)
     if lowest < 0 or highest >= limit:
         raise _invalid(f"experts {lowest} to {highest}, where 0 to {limit - 1} are")
     return rows.astype(np.uint8 if limit <= _SMALL else np.uint16, order="C", copy=True)
+
+
+def _indices(layers: tuple[int, ...]) -> slice | list[int]:
+    """Index an axis by these, without a copy where they are a range."""
+    first, last = layers[0], layers[-1]
+    return slice(first, last + 1) if layers == tuple(range(first, last + 1)) else list(layers)
+
+
+def _limit(raw: RawExperts, rows: Experts) -> int:
+    """How many experts a layer has at most, where nobody said: vLLM's dtype tells whether a byte can name them."""
+    return _SMALL if raw.form == "npy" and rows.dtype == np.uint8 else np.iinfo(np.uint16).max + 1
 
 
 def _shaped(raw: RawExperts, layout: Layout) -> Experts:
@@ -110,26 +122,49 @@ def _shaped(raw: RawExperts, layout: Layout) -> Experts:
             raise _invalid(f"{data.nbytes} bytes are no whole rows of {layout.layers} x {layout.top_k} int32")
         rows = np.frombuffer(data, dtype="<i4").reshape(-1, layout.layers, layout.top_k)
     else:
-        rows = _read_npy(raw.data) if raw.form == "npy" else np.asarray(raw.data)
+        rows = _read_npy(raw.data) if raw.form == "npy" else _read_array(raw.data, layout)
     if rows.ndim != 3 or rows.dtype.kind not in "iu":  # noqa: PLR2004 - tokens, layers, experts
         raise _invalid(f"an array of shape {rows.shape} and dtype {rows.dtype}")
-    known = {layout.layers, None if layout.moe_layers is None else len(layout.moe_layers)} - {None}
-    if (known and rows.shape[1] not in known) or layout.top_k not in (None, rows.shape[2]):
+    if not _fits(rows.shape[1], layout) or layout.top_k not in (None, rows.shape[2]):
         raise _invalid(f"{rows.shape[1]} layers x {rows.shape[2]} experts a token do not fit the model: {layout}")
     return rows
 
 
+def _fits(layers: int, layout: Layout) -> bool:
+    """Whether an array of so many layers may be of all hidden layers, or of those that have experts."""
+    hidden = layout.layers in (None, layers)
+    if layout.moe_layers is None:
+        return hidden
+    return (hidden and layers > max(layout.moe_layers)) or layers == len(layout.moe_layers)
+
+
+def _read_array(data: Any, layout: Layout) -> Experts:
+    """The array, or of lists the one that they are; no rows at all have no shape."""
+    try:
+        rows = np.asarray(data)
+        return (
+            rows
+            if rows.size
+            else np.empty((0, layout.layers or len(layout.moe_layers or ()), layout.top_k or 0), np.uint16)
+        )
+    except (ValueError, OverflowError) as error:  # lists of several lengths
+        raise _invalid(f"no array: {error}") from error
+
+
 def _read_npy(data: Any) -> Experts:
     """The array of a `.npy` file, where it lies; never a pickle."""
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
+    file = BytesIO(view[:_NPY_HEAD_BYTES])
     try:
-        file = BytesIO(bytes(view[:_NPY_HEAD_BYTES]))
         read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-        rows = np.frombuffer(view[file.tell() :], dtype=dtype)
-        return rows.reshape(shape, order="F" if fortran else "C")
-    except (ValueError, TypeError, EOFError) as error:
-        raise _invalid(f"not an array in npy format: {error}") from error
+    except Exception as error:  # a header is Python source that NumPy parses: whatever its parser raises
+        raise _invalid(f"not an array in npy format: {type(error).__name__}: {error}") from error
+    body = view[file.tell() :]
+    if dtype.kind not in "iu" or min(shape, default=0) < 0 or body.nbytes != dtype.itemsize * math.prod(shape):
+        raise _invalid(f"{body.nbytes} bytes after a header that says {shape} of {dtype}")
+    rows = np.frombuffer(body, dtype=dtype) if body.nbytes else np.empty(0, dtype)
+    return rows.reshape(shape, order="F" if fortran else "C")
 
 
 def _invalid(what: str) -> SampleFailure:

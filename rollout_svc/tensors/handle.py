@@ -62,13 +62,27 @@ class Handle:
         """Whether it still owns its payload."""
         return self._stored is not None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor, which is not looked at for it.
+
+        Raises:
+            SpentHandle: it was taken or released; says by whom.
+        """
+        return self._payload("asked for its shape").shape
+
     def read(self) -> np.ndarray[Any, Any]:
         """The tensor, read-only, where it lies; it may be used as long as the caller holds it, also after the end.
 
         Raises:
             SpentHandle: it was taken or released; says by whom.
         """
-        return self._payload("read").view()
+        stored = self._payload("read")
+        try:
+            return stored.view()
+        except ValueError:
+            self._payload("read")  # another thread freed it in between: then who did is told
+            raise
 
     def take(self, by: str) -> Stored:
         """Take the payload over: from now on the caller has to free it. Exactly once.

@@ -24,9 +24,10 @@ __all__ = ["InRay", "RayStore"]
 class InRay:
     """A tensor in Ray's object store."""
 
-    __slots__ = ("_nbytes", "_reference")
+    __slots__ = ("_nbytes", "_reference", "shape")
 
-    def __init__(self, reference: ObjectRef[Any], nbytes: int) -> None:
+    def __init__(self, reference: ObjectRef[Any], nbytes: int, shape: tuple[int, ...]) -> None:
+        self.shape = shape
         self._reference: ObjectRef[Any] | None = reference
         self._nbytes = nbytes
 
@@ -85,7 +86,7 @@ class RayStore:
         """
         import ray  # noqa: PLC0415
 
-        return InRay(ray.put(tensor), tensor.nbytes)
+        return InRay(ray.put(tensor), tensor.nbytes, tensor.shape)
 
     def close(self) -> None:
         """Nothing is held here; the connection is the process's."""

@@ -25,6 +25,10 @@ class Stored(Protocol):
     def nbytes(self) -> int:
         """Bytes of the tensor."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, known without looking at it."""
+
     def view(self) -> np.ndarray[Any, Any]:
         """The tensor, read-only, without a copy where the store allows that."""
 
@@ -57,6 +61,11 @@ class InMemory:
     def nbytes(self) -> int:
         """Bytes of the tensor; 0 once it was freed."""
         return 0 if self._tensor is None else self._tensor.nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; the tensor has to be there."""
+        return tuple(self.view().shape)
 
     def view(self) -> np.ndarray[Any, Any]:
         """The tensor itself, which cannot be written to."""

@@ -11,14 +11,19 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
+from pathlib import PurePath
 from typing import Final, TypeVar
 
 from rollout_svc.engines import Call, Dialect, Endpoint, EngineInfo, EngineProfile, Health, Reply, Transport
 from rollout_svc.engines.parsing import OK
 from rollout_svc.engines.router import LISTING, OWN, listed_engines, too_many
 from rollout_svc.errors import ADMIN_KEY, WorkerFailure
+from rollout_svc.filtering.threads import CallThreads, NoThread
+from rollout_svc.tensors.layouts import filled, read_layout
 from rollout_svc.workers.merging import merged_failure, merged_info, merged_profile, total
 from rollout_svc.workers.worker import Worker
 
@@ -36,6 +41,7 @@ class Control:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._files = CallThreads("layout")
 
     async def probe(
         self, worker: Worker, timeout_s: float = CONTROL_TIMEOUT_S, *, try_key: bool = False
@@ -63,6 +69,7 @@ class Control:
                 await self._check_front(worker, timeout_s, first=True)
                 if "abort" in profile.capabilities and (try_key or worker.endpoint.guarded):
                     await self._try_control_key(worker, dialect, timeout_s)
+                profile = await self._with_layout(profile, timeout_s)
                 worker.introduce(dialect, profile)
                 return profile
         names = " nor ".join(dialect.name for dialect in worker.candidates)
@@ -77,6 +84,17 @@ class Control:
                 return failure
 
         return dialect.parse_probe([await ask(call) for call in dialect.probe()])
+
+    async def _with_layout(self, profile: EngineProfile, timeout_s: float) -> EngineProfile:
+        """Read what an engine does not say of its routing from its model's config, where that lies on this machine."""
+        said = profile.experts
+        folder = PurePath(profile.model or "")
+        if "experts" not in profile.capabilities or None not in (said or (None,)) or not folder.is_absolute():
+            return profile
+        with contextlib.suppress(TimeoutError, NoThread):
+            found = await self._files.call(partial(read_layout, str(folder)), timeout_s)
+            profile = replace(profile, experts=filled(said, found))
+        return profile
 
     async def _try_control_key(self, worker: Worker, dialect: Dialect, timeout_s: float) -> None:
         """Abort a request that never was: all that can come of it is that the key is refused."""

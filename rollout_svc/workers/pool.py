@@ -7,6 +7,7 @@ Invariants:
   its connection closed. Every call has a wire id of its own.
 - Worker failures cost the sample nothing, except poison: the third failure on workers that answered others since.
 - A back-off sleep ends when the lane's gate closes.
+- Routed experts are part of the answer they belong to; those of an answer that does not count are released here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion, GenerateRequest, StreamReader, Transport
-from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, WorkerFailure
+from rollout_svc.errors import Interrupted, NoWorker, RolloutError, SampleFailure, WorkerFailure
 from rollout_svc.events import EventBus, RequestAborted, RequestFinished, RequestRetried, WorkerChanged
 from rollout_svc.gate import LANES, Gate, Lane
 from rollout_svc.prompt import Prompt
@@ -28,8 +29,10 @@ from rollout_svc.sample import Sample
 from rollout_svc.segment import VersionSpan
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.answers import refuse_other_weights, refuse_own_abort, refuse_what_was_not_asked
 from rollout_svc.workers.call import AbortReason, CallEnded, EngineCall
 from rollout_svc.workers.control import CONTROL_TIMEOUT_S, Control
+from rollout_svc.workers.experts import ExpertsDesk, may_lack, release
 from rollout_svc.workers.line import Line, Wait
 from rollout_svc.workers.overdue import Overdue
 from rollout_svc.workers.retry import retry
@@ -59,6 +62,7 @@ class WorkerPool:
         new_id: Callable[[], str],
         request_timeout_s: float,
         router: Router,
+        experts: ExpertsDesk,
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self.in_flight: dict[Lane, int] = dict.fromkeys(LANES, 0)
@@ -72,6 +76,7 @@ class WorkerPool:
         self._new_id = new_id
         self._request_timeout_s = request_timeout_s
         self._router = router
+        self._experts = experts
         self.line = Line(self._wake_waiting)
         self._listeners: list[Callable[[], None]] = []
         self._overdue = Overdue(self.workers, request_timeout_s)
@@ -137,8 +142,11 @@ class WorkerPool:
         input_ids: list[int],
         max_tokens: int,
         sampling: SamplingConfig,
+        *,
+        experts: bool = False,
     ) -> Completion:
         """Make an engine call, retried on other workers as `agent.EngineCaller` promises."""
+        rows = self._experts.rows_held(sample, lane, asked=experts and sampling.return_routed_experts)
         # One seed for a whole group would draw the same answer k times: each member gets its own from it.
         seed = None if sampling.seed is None else sampling.seed + sample.index
         prefix = orjson.Fragment(orjson.dumps(input_ids))
@@ -146,7 +154,8 @@ class WorkerPool:
         del input_ids  # thousands of lists of ids that only wait to be freed would hold up a pause's answers
 
         def request() -> GenerateRequest:
-            return GenerateRequest(self._new_id(), prefix, max_tokens, sampling, seed, prompt.engine_extra)
+            extra, most = prompt.engine_extra, self._experts.max_bytes
+            return GenerateRequest(self._new_id(), prefix, max_tokens, sampling, seed, extra, rows, most)
 
         try:
             return await self._try(sample, lane, request(), tokens, frozenset())
@@ -193,8 +202,8 @@ class WorkerPool:
         reader = call.reader = worker.dialect.reader() if worker.stream else None
         call.max_tokens = request.max_tokens
         try:
-            completion = await self._exchange(worker, call, request, reader)
-            self._check(worker, call, request, completion)
+            completion = await self._exchange(worker, call, request, reader, sample, tokens - request.max_tokens)
+            self._check(worker, call, completion)
         except WorkerFailure as failure:
             self._worker_failed(worker, call, sample, failure)
             partial = self._partial(worker, call, request, reader)
@@ -230,20 +239,35 @@ class WorkerPool:
         return completion
 
     async def _exchange(
-        self, worker: Worker, call: EngineCall, request: GenerateRequest, reader: StreamReader | None
+        self,
+        worker: Worker,
+        call: EngineCall,
+        request: GenerateRequest,
+        reader: StreamReader | None,
+        sample: Sample,
+        sent: int,
     ) -> Completion:
-        """Send and receive under the call's own scope, which anyone may end."""
+        """Send and receive under the call's own scope, which anyone may end; `sent`: tokens of the prefix."""
         self._overdue.watch()
         dialect = worker.dialect
+
+        def answer() -> Completion:
+            streamed = reader is not None and not reply.body and reply.status == _OK
+            completion = reader.completion() if reader is not None and streamed else dialect.parse_generate(reply)
+            refuse_what_was_not_asked(request, completion)
+            return completion
+
         try:
             with call:
                 if reader is None:
-                    return dialect.parse_generate(
-                        await self._transport.data(worker.endpoint, dialect.generate(request))
-                    )
-                built = dialect.generate(request, stream=True)
-                reply = await self._transport.stream(worker.endpoint, built, reader)
-                return dialect.parse_generate(reply) if reply.body or reply.status != _OK else reader.completion()
+                    reply = await self._transport.data(worker.endpoint, dialect.generate(request))
+                else:
+                    built = dialect.generate(request, stream=True)
+                    reply = await self._transport.stream(worker.endpoint, built, reader)
+                if request.experts_from is None:
+                    return answer()
+                raw = dialect.experts_of(reply.lifted, request)
+                return await self._experts.read(worker, sample, request, sent, raw, answer)
         except CallEnded:
             reason = call.cancelled_for
             self._bus.emit(RequestAborted(call.sample_id, worker.worker_id, str(reason)))
@@ -255,22 +279,19 @@ class WorkerPool:
                 raise WorkerFailure("worker_dead", f"{worker.worker_id}: stopped answering", accepted=True) from None
             raise Interrupted(f"{call.sample_id}: the call was cancelled ({reason})") from None
 
-    def _check(self, worker: Worker, call: EngineCall, request: GenerateRequest, completion: Completion) -> None:
-        """Check an answer against what was asked for, and against what is known of whom it comes from."""
-        if completion.request_id is not None and completion.request_id != request.request_id:
-            raise SampleFailure("invalid_response", f"the answer to another request: {completion.request_id!r:.200}")
-        if len(completion.ids) > request.max_tokens:
-            raise SampleFailure(
-                "invalid_response", f"{len(completion.ids)} tokens, but only {request.max_tokens} were asked for"
-            )
+    def _check(self, worker: Worker, call: EngineCall, completion: Completion) -> None:
+        """Check an answer against what is known of whom it comes from; one that is refused is let go of."""
         if not completion.spans and completion.ids:
             # The engine reports no version: it is that of the dispatch, unless weights came in between.
             version = call.version if call.version == worker.version else None
             completion.spans = (VersionSpan(version, 0, len(completion.ids), confirmed=False),)
-        self._refuse_other_weights(worker, call, completion)
         completion.late = call.epoch != self._gate.epoch(call.lane)
-        if completion.finish_reason == "abort" and not (completion.ids or completion.late or call.aborts):
-            raise WorkerFailure("engine_abort", f"{worker.worker_id} aborted a request that nobody asked it to abort")
+        try:
+            refuse_other_weights(worker, call, completion)
+            refuse_own_abort(worker, call, completion)
+        except RolloutError:
+            release(completion, f"{call.sample_id}: an answer that was refused")
+            raise
         completion.worker = worker.worker_id
         if worker.profile is not None:
             completion.logprobs_mode = worker.profile.logprobs
@@ -280,32 +301,19 @@ class WorkerPool:
     ) -> Completion | None:
         """What a stream had brought when its call ended early: an abort, which goes on elsewhere with its prefix.
 
-        Where only the end of the stream is missing it is the answer, for nothing may be generated past a stop.
+        Where only the end of the stream is missing it is the answer, for nothing may be generated past a stop: one
+        whose routed experts were to come with that end has not come.
         """
         partial = None if reader is None else reader.partial()
-        if partial is None:
+        if partial is None or (request.experts_from is not None and not may_lack(partial, request)):
             return None
         call.aborts += 1  # nobody has to have asked the engine for it
         try:
-            self._check(worker, call, request, partial)
+            refuse_what_was_not_asked(request, partial)
+            self._check(worker, call, partial)
         except (SampleFailure, WorkerFailure):
             return None
         return partial
-
-    @staticmethod
-    def _refuse_other_weights(worker: Worker, call: EngineCall, completion: Completion) -> None:
-        """An engine that was restarted in silence answers with what it started with: it is out until it is looked at.
-
-        Weights change only while nothing of ours runs there, or runs frozen: an answer has the version the worker was
-        let in with, or that of its dispatch where it was on its way already.
-        """
-        if not completion.labelled or not completion.spans or worker.version is None:
-            return
-        found = completion.spans[-1].version
-        if found not in (worker.version, call.version):
-            message = f"{worker.worker_id} answered under version {found}; it was let in with {worker.version}"
-            worker.restarted(message)
-            raise WorkerFailure("odd_version", message)
 
     def _answered(self, worker: Worker, call: EngineCall, completion: Completion) -> None:
         worker.answered += 1

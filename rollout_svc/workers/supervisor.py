@@ -228,6 +228,7 @@ class Supervisor:
                 worker.reason = str(failure)
             now = asyncio.get_running_loop().time()
             if failure.kind == "connection" and not failure.accepted:
+                worker.withdrawn.clear()  # nobody is there: who comes back may be able to
                 worker.breaker.look_again(now, _GONE_S)
             else:
                 worker.breaker.trip(now)
@@ -294,11 +295,12 @@ class Supervisor:
 
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
         worker.heard()
-        before, quarantine = worker.state, worker.quarantine
+        before, quarantine, known = worker.state, worker.quarantine, frozenset(worker.withdrawn)
 
         def undisturbed() -> bool:
             same = worker.state is before and worker.quarantine is quarantine and not worker.absent
-            return same and self._admitting.is_set()
+            believed = known.issuperset(worker.withdrawn)  # what it still ran may just have shown what it cannot do
+            return same and believed and self._admitting.is_set()
 
         await self._admitting.wait()
         if not undisturbed():

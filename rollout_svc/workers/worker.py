@@ -6,6 +6,8 @@ Invariants:
   nothing else counts.
 - There is a `free` slot only in state ACTIVE, not frozen, below the limit, with the breaker letting traffic through.
 - The state changes in `become` alone, which tells its listener; DRAINING is the last.
+- A capability that was withdrawn stays so for as long as the process there may be the same: what it says of itself
+  when it is asked again brings nothing back.
 - The incarnation rises when it comes back from DEAD, or is found restarted: what an older one held is gone.
 """
 
@@ -13,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
 from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.gate import Lane
+from rollout_svc.tensors.layouts import filled
 from rollout_svc.workers.breaker import Breaker
 from rollout_svc.workers.call import AbortReason, CallEnded, EngineCall
 from rollout_svc.workers.launched import Launched
@@ -124,6 +127,7 @@ class Worker:
         "turn",
         "unsure",
         "version",
+        "withdrawn",
         "worker_id",
     )
 
@@ -167,6 +171,7 @@ class Worker:
         self.probe_failures = 0
         self.refusals = 0
         self.refusal: WorkerFailure | None = None  # what it said when it was first asked, if that was no
+        self.withdrawn: dict[str, str] = {}  # capabilities it said it has, and why that is not believed
         self.residual: int | None = None
         self.quarantine: Quarantine | None = None
         self.held = False
@@ -233,8 +238,38 @@ class Worker:
         return "weight_version" in self.capabilities
 
     def introduce(self, dialect: Dialect, profile: EngineProfile) -> None:
-        """It said what it is: it is spoken to so from now on."""
-        self.dialect, self.profile, self.refusal = dialect, profile, None
+        """It said what it is: it is spoken to so from now on.
+
+        What it does not say of its model's routing any more, since its weights lie elsewhere now, it said before.
+        """
+        before = self.profile
+        label = EngineInfo(profile.weight_label)
+        if label.weight_label is not None and self.version not in (None, label.weight_version):
+            self.withdrawn.clear()  # it was restarted, or given weights by somebody: let it show what it can
+        if before is not None and before.experts is not None:
+            profile = replace(profile, experts=filled(profile.experts, before.experts))
+        self.dialect, self.profile, self.refusal = dialect, self._believed(profile), None
+
+    def _believed(self, profile: EngineProfile) -> EngineProfile:
+        if self.withdrawn.keys().isdisjoint(profile.capabilities):
+            return profile
+        left = tuple(name for name in profile.capabilities if name not in self.withdrawn)
+        return replace(profile, capabilities=left)
+
+    def withdraw(self, capability: str, reason: str) -> bool:
+        """Take back what its engine said it can do; returns whether that is new."""
+        if capability in self.withdrawn:
+            return False
+        self.withdrawn[capability] = reason
+        if self.profile is not None:
+            self.profile = self._believed(self.profile)
+        return True
+
+    def turn_away(self, reason: str) -> None:
+        """Keep it out as an engine that cannot be used as it was started; it is asked again and again."""
+        self.refusal = WorkerFailure("unfit", reason, hard=True)
+        self.breaker.trip(asyncio.get_running_loop().time())
+        self.become(WorkerState.RECOVERING, str(self.refusal))
 
     def is_same(self, info: EngineInfo) -> bool:
         """Whether the process there is certainly the one that was let in."""
@@ -267,6 +302,7 @@ class Worker:
         self.thawed(now)
         self.freeze_until = self.thaw_until = 0.0
         self.residual = self.flushed = None
+        self.withdrawn.clear()
         self.breaker.succeeded()
 
     def move(self, url: str) -> None:
@@ -290,6 +326,7 @@ class Worker:
         """It is another process than the one that was let in: keep it out until it has the weights."""
         if self.state is WorkerState.ACTIVE:
             self.incarnation += 1
+            self.withdrawn.clear()
             self.put_in_quarantine("version", reason)
 
     def doubt(self) -> None:
@@ -307,6 +344,8 @@ class Worker:
         before = self.state
         if before is WorkerState.DEAD and state is not WorkerState.DEAD:
             self.incarnation += 1
+        if state is WorkerState.DEAD:
+            self.withdrawn.clear()
         self.state = state
         self.reason = reason
         self.attention.set()

@@ -59,7 +59,7 @@ def scribbled(path: Path) -> None:
         (lambda path: path.write_text("prompts: 3\n" * 50), "is not a journal"),
         (lambda path: path.write_bytes(b"SQLite format 3\x00" + b"\x00" * 20), "is half of a journal"),
         (foreign, "is a database of something else"),
-        (newer, "is a journal of version 9; this service writes version 1"),
+        (newer, "is a journal of version 9; this service writes version 2"),
         (halved, "is half of a journal: it has"),
         (scribbled, "is damaged"),
         (lambda path: whole(path, {"tasks": {"u": {"prompts": "push"}}}), "task 'u' is in the journal alone"),

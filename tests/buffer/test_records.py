@@ -66,6 +66,7 @@ UNFINISHED = st.builds(
     packed=st.none(),
     length=st.just(0),
     spans=st.just(()),
+    experts=st.none(),
 )
 
 

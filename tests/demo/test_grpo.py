@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_svc.demo.grpo import GrpoOptions, GrpoTrainer, collate, group_advantages
+from rollout_svc.demo.grpo import GrpoOptions, GrpoTrainer, collate, collate_tensors, group_advantages
 from rollout_svc.embedded.model import TinyConfig, TinyTransformer, build
 
 
@@ -170,3 +170,93 @@ def test_a_batch_that_does_not_fit_together_is_refused() -> None:
         collate([{"samples": [sample(model, [4, 0], 1.0, loss_mask=[1], sample_id="s7")]}])
     with pytest.raises(ValueError, match="without samples"):
         collate([{"samples": []}])
+
+
+def moe(seed: int = 0) -> TinyTransformer:
+    shape = TinyConfig(vocab_size=8, width=16, layers=2, heads=2, context=16, moe_layers=(1,), num_experts=4)
+    return build(shape, seed)
+
+
+def tensors_of(model: TinyTransformer, routing: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Two groups of two samples as `take_batch(tensors=True)` gives them, drawn along one routing, int64[12, 1, 2]."""
+    sequences, prompt = ([1, 2, 3, 4, 5, 0], [1, 2, 3, 6, 0], [1, 2, 3, 0], [1, 2, 3, 7]), 3
+    offsets = torch.tensor([0, 5, 9, 12, 15])
+    ids = torch.zeros(4, 6, dtype=torch.int64)
+    logprobs, loss_mask, attention = torch.zeros(4, 6), torch.zeros(4, 6, dtype=torch.uint8), torch.zeros(4, 6) > 0
+    for row, sequence in enumerate(sequences):
+        end = len(sequence)
+        ids[row, :end] = torch.tensor(sequence)
+        attention[row, :end] = True
+        loss_mask[row, prompt:end] = 1
+        with torch.no_grad():
+            table = torch.log_softmax(
+                model(ids[row, : end - 1][None], routing[None, offsets[row] : offsets[row + 1]]), -1
+            )
+        logprobs[row, prompt:end] = table[0].gather(1, ids[row, 1:end, None]).squeeze(1)[prompt - 1 :]
+    return {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "loss_mask": loss_mask,
+        "logprobs": logprobs,
+        "rewards": torch.tensor([1.0, 0.0, 0.5, 0.0]),
+        "group_ids": torch.tensor([0, 0, 1, 1]),
+        "routed_experts": routing.to(torch.uint8),
+        "routed_experts_offsets": offsets,
+    }
+
+
+def any_routing() -> torch.Tensor:
+    """One that no router would choose."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(15)])[:, None]
+
+
+def test_a_batch_of_tensors_is_trained_on_along_the_routing_it_brings() -> None:
+    """Every ratio is one where the experts are replayed, and is not where the router chooses anew."""
+    model = moe()
+    with torch.no_grad():
+        model.head.weight.mul_(20)
+    tensors = tensors_of(model, any_routing())
+    trainer = GrpoTrainer(model, GrpoOptions(entropy_bonus=0.0))
+    batch = collate_tensors(tensors)
+    assert batch.routing is not None
+    assert batch.routing.shape == (4, 5, 1, 2)
+    stats = trainer.objective(batch)[1]
+    assert (stats["clipped"], stats["tokens"]) == (0, 7)
+    assert stats["ratio"] == pytest.approx(1, abs=1e-5)
+    del tensors["routed_experts"]
+    assert trainer.objective(collate_tensors(tensors))[1]["clipped"] > 0
+
+
+def test_a_batch_of_tensors_is_the_batch_of_records() -> None:
+    """Either form of one batch gives the same tensors."""
+    model = tiny()
+    groups = [{"samples": [sample(model, [4, 5, 0], 1.0), sample(model, [6, 0], 0.0)]}]
+    records = collate(groups)
+    shifted = {"logprobs": records.behaviour_logprobs, "loss_mask": records.mask}
+    padded = {name: torch.cat([torch.zeros(2, 1), values], dim=1) for name, values in shifted.items()}
+    tensors = padded | {
+        "input_ids": records.ids,
+        "attention_mask": torch.tensor([[True] * 6, [True] * 5 + [False]]),
+        "rewards": torch.tensor([1.0, 0.0]),
+        "group_ids": torch.tensor([0, 0]),
+    }
+    batch = collate_tensors(tensors)
+    assert batch.routing is None
+    for name in ("ids", "behaviour_logprobs", "mask", "advantages"):
+        assert torch.equal(getattr(batch, name), getattr(records, name))
+
+
+def test_routing_that_is_not_of_all_tokens_is_refused() -> None:
+    """A row too few would be trained on as if the router had been free."""
+    tensors = tensors_of(moe(), any_routing())
+    tensors["routed_experts_offsets"] = torch.tensor([0, 5, 8, 12, 15])
+    with pytest.raises(ValueError, match="sample 1: 3 rows of routed experts for 5 tokens"):
+        collate_tensors(tensors)
+
+
+def test_no_sample_is_no_batch_of_tensors() -> None:
+    """As with records."""
+    empty = {"input_ids": torch.zeros(0, 0), "group_ids": torch.zeros(0), "rewards": torch.zeros(0)}
+    with pytest.raises(ValueError, match="without samples"):
+        collate_tensors(empty)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import yaml
 
 from rollout_svc.config import Config
@@ -36,8 +37,10 @@ class PlayedService:
         self.ticket = 0
         self.weights: list[bool] = []
 
-    def take_batch(self, step: int, groups: int, timeout_s: float) -> dict[str, Any]:
+    def take_batch(self, step: int, groups: int, timeout_s: float, *, tensors: bool = False) -> dict[str, Any]:
         self.calls.append(("take", step))
+        if tensors:
+            return self._tensors(step)
         sample: dict[str, Any] = {
             "prompt_ids": encode("10="),
             "response_ids": [*encode("01"), END_ID],
@@ -51,6 +54,26 @@ class PlayedService:
             "step": step,
             "groups": [{"samples": [sample, sample]}],
             "metrics": {"aborted": 6, "continued": 4},
+        }
+
+    def _tensors(self, step: int) -> dict[str, Any]:
+        self.calls[-1] += ("tensors",)
+        ids = torch.tensor([[*encode("10="), *encode("01"), END_ID]] * 2)
+        made = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
+        return {
+            "batch_id": f"b{step}",
+            "samples": [{"response_length": 3}] * 2,
+            "metrics": {"aborted": 6, "continued": 4},
+            "tensors": {
+                "input_ids": ids,
+                "attention_mask": ids >= 0,
+                "loss_mask": made.byte(),
+                "logprobs": -3.4 * made,
+                "rewards": torch.tensor([self.reward, 0.0]),
+                "group_ids": torch.tensor([0, 0]),
+                "routed_experts": torch.tensor([[[0, 1], [2, 3]]] * 10, dtype=torch.uint8),
+                "routed_experts_offsets": torch.tensor([0, 5, 10]),
+            },
         }
 
     def pause(self, **arguments: Any) -> dict[str, Any]:
@@ -74,16 +97,20 @@ class PlayedService:
         self.calls.append(("ack", batch_id))
         return {}
 
+    def memory(self) -> dict[str, Any]:
+        return {"verdict": "too early to say", "growing": [], "processes": []}
+
     def status(self) -> dict[str, Any]:
         return {"ledger": {"samples": ACCOUNT, "groups": ACCOUNT, "late_discarded": 0, "redone": 0}}
 
 
-def make_loop(service: PlayedService, out: Path, steps: int, check: Callable[[], None] | None = None) -> DemoLoop:
-    options = DemoOptions(steps=steps, out=out, task=TASK)
+def make_loop(
+    service: PlayedService, out: Path, steps: int, check: Callable[[], None] | None = None, model: str = "tiny"
+) -> DemoLoop:
+    options = DemoOptions(steps=steps, out=out, task=TASK, model=model)
     files = RunFiles(out)
     files.prepare(options)
-    model = build(preset("tiny", vocab_size=32, context=TASK.context), 0)
-    trainer = GrpoTrainer(model, GrpoOptions())
+    trainer = GrpoTrainer(build(preset(model, vocab_size=32, context=TASK.context), 0), GrpoOptions())
     with (out / "view.log").open("w") as log:
         view = PlainView(log)
         history = History(TASK.chance_reward)
@@ -109,6 +136,14 @@ def test_each_step_is_take_pause_weights_resume(tmp_path: Path) -> None:
         ("pause", 3),
     ]
     assert service.weights == [True, True]
+
+
+def test_a_mixture_of_experts_takes_tensors_and_replays_them(tmp_path: Path) -> None:
+    """The batch comes in the form that holds routed experts, and the record is made of it all the same."""
+    service = PlayedService(reward=0.5)
+    record = make_loop(service, tmp_path, steps=2, model="tiny-moe").history.records[0]
+    assert [call for call in service.calls if call[0] == "take"] == [("take", 0, "tensors"), ("take", 1, "tensors")]
+    assert (record.reward, record.tokens, record.aborted) == (0.25, 6, 6)
 
 
 def test_the_newest_two_weights_stay(tmp_path: Path) -> None:
@@ -185,9 +220,24 @@ def test_the_services_configuration_is_valid(tmp_path: Path) -> None:
     assert (tmp_path / "prompts.jsonl").is_file()
 
 
+def test_a_mixture_of_experts_is_asked_for_its_routing(tmp_path: Path) -> None:
+    """What the service is told of the experts is what the engine says of them."""
+    written = service_config(DemoOptions(out=tmp_path, model="tiny-moe"), ["http://127.0.0.1:1"], str(tmp_path))
+    experts = Config.model_validate(written).experts
+    assert (experts.enabled, experts.num_experts, experts.top_k, experts.layers) == (True, 8, 2, 3)
+    assert experts.moe_layers == (1, 2)
+    assert "experts" not in service_config(DemoOptions(out=tmp_path), ["http://127.0.0.1:1"], str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("changes", "flag"),
-    [({"steps": 0}, "--steps"), ({"lr": -1.0}, "--lr"), ({"lr": float("nan")}, "--lr"), ({"seed": -1}, "--seed")],
+    [
+        ({"steps": 0}, "--steps"),
+        ({"lr": -1.0}, "--lr"),
+        ({"lr": float("nan")}, "--lr"),
+        ({"seed": -1}, "--seed"),
+        ({"model": "huge"}, "--model"),
+    ],
 )
 def test_bad_options_are_one_line_and_start_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], flag: str

@@ -10,11 +10,24 @@ import pytest
 from rich.console import Console
 
 from rollout_svc.demo.live import LiveView, PlainView, curve, make_view, panel
-from rollout_svc.demo.records import Answer, History, StepRecord
+from rollout_svc.demo.records import Answer, History, StepRecord, memory_of
 from rollout_svc.demo.report import running_mean, write_picture, write_summary
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+MEMORY = {
+    "verdict": "nothing grows: seen over the last 20 steps",
+    "growing": [],
+    "processes": [
+        {"name": "engine w0", "accounts": {"rss": {"bytes": 1, "first_bytes": 1, "bytes_per_step": 1}}},
+        {
+            "name": "service",
+            "accounts": {"rss": {"bytes": 120_000_000, "first_bytes": 100_000_000, "bytes_per_step": -1500}},
+        },
+    ],
+}
+"""What the service said of memory."""
 
 
 def history(steps: int = 40) -> History:
@@ -35,7 +48,7 @@ def history(steps: int = 40) -> History:
         for step in range(steps)
     ]
     account = {"groups": ledger, "samples": ledger, "late_discarded": 0, "redone": 0}
-    return History(chance_reward=0.02, records=records, ledger=account)
+    return History(chance_reward=0.02, records=records, ledger=account, memory=memory_of(MEMORY))
 
 
 def test_the_summary_has_exactly_the_keys_of_the_contract(tmp_path: Path) -> None:
@@ -43,7 +56,7 @@ def test_the_summary_has_exactly_the_keys_of_the_contract(tmp_path: Path) -> Non
     path = write_summary(history(), tmp_path)
     summary = json.loads(path.read_text())
     assert path.name == "summary.json"
-    assert set(summary) == {"first_reward", "last_reward", "chance_reward", "max_reward", "steps", "ledger"}
+    assert set(summary) == {"first_reward", "last_reward", "chance_reward", "max_reward", "steps", "ledger", "memory"}
     assert summary["first_reward"] == pytest.approx(0.02 + 2 / 40)
     assert summary["last_reward"] == pytest.approx(0.02 + 37 / 40)
     assert (summary["chance_reward"], summary["max_reward"]) == (0.02, 1.0)
@@ -51,6 +64,13 @@ def test_the_summary_has_exactly_the_keys_of_the_contract(tmp_path: Path) -> Non
     for step in summary["steps"]:
         assert set(step) == {"step", "reward", "pause_s", "aborted", "continued", "weight_version"}
     assert set(summary["ledger"]) == {"groups", "samples", "late_discarded", "redone"}
+    assert summary["memory"] == {
+        "verdict": "nothing grows: seen over the last 20 steps",
+        "growing": [],
+        "rss_bytes": 120_000_000,
+        "first_rss_bytes": 100_000_000,
+        "rss_bytes_per_step": -1500,
+    }
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
 
 
@@ -92,6 +112,7 @@ def test_plain_lines_say_what_happened() -> None:
         assert word in text
     assert "5203=02s" in text
     assert "learned the task" in text
+    assert "the service was at 100.0 MB at the first step, 120.0 MB at the end, -1.5 KB a step" in text
     assert "\x1b" not in text
 
 

@@ -51,13 +51,15 @@ def test_a_short_run_goes_all_the_way_round(tmp_path: Path) -> None:
         assert account["failed"] == account["leased"] == account["in_flight"] == 0
     assert summary["ledger"]["groups"]["consumed"] == 6 * 16
     assert summary["ledger"]["samples"]["consumed"] == 6 * 16 * 16
+    assert summary["memory"]["verdict"] == "too early to say: 6 of 20 steps were seen"
+    assert summary["memory"]["rss_bytes"] > 10**7
     assert left_behind(tmp_path) == []
 
 
 @pytest.mark.timeout(120)
 def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Ctrl-C in the middle: no traceback, no process, and what was seen is written."""
-    with start("--steps", "100000", out=tmp_path) as process:
+    """Ctrl-C in the middle: no traceback, no process, and what was seen is written; so with experts too."""
+    with start("--steps", "100000", "--model", "tiny-moe", out=tmp_path) as process:
         assert process.stdout is not None
         deadline = time.monotonic() + STARTED_S
         for line in process.stdout:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rollout_svc.embedded.engine import Engine
 from rollout_svc.embedded.job import Job, Outcome
-from rollout_svc.embedded.model import TinyConfig, TinyTransformer, build
+from rollout_svc.embedded.model import TinyConfig, TinyTransformer, build, preset
 from rollout_svc.embedded.sampling import Sampling
 from rollout_svc.embedded.scheduler import Scheduler
 from rollout_svc.embedded.server import EngineServer, Identity
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = ByteVocabulary()
 CONFIG = TinyConfig(vocab_size=VOCABULARY.size, context=256)
+MOE_CONFIG = preset("tiny-moe", vocab_size=VOCABULARY.size, context=256)
 PATIENCE_S = 20.0
 
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
@@ -36,6 +37,14 @@ ABORTED_QUEUED = {"type": "abort", "message": "Abort in waiting queue"}
 def small_model(seed: int = 0) -> TinyTransformer:
     """A byte model with a context of 256."""
     return build(CONFIG, seed)
+
+
+def moe_model(seed: int = 0) -> TinyTransformer:
+    """The same with experts, and sure enough of itself that another routing shows in what it says."""
+    model = build(MOE_CONFIG, seed)
+    with torch.no_grad():
+        model.head.weight.mul_(20)
+    return model
 
 
 def job(rid: str, prompt: Iterable[int] = (1, 2, 3), limit: int = 16, **sampling: Any) -> Job:
@@ -55,10 +64,14 @@ def run_to_end(scheduler: Scheduler, jobs: Iterable[Job] = ()) -> dict[str, Outc
         return {outcome.job.rid: outcome for outcome in scheduler.take_ended()}
 
 
-def plain_logprobs(model: TinyTransformer, done: Job) -> list[float]:
-    """The log-probabilities of a job's output by one plain forward pass over the whole sequence."""
+def plain_logprobs(model: TinyTransformer, done: Job, routing: torch.Tensor | None = None) -> list[float]:
+    """The log-probabilities of a job's output by one plain forward pass over the whole sequence.
+
+    With a routing, int[tokens - 1, moe_layers, top_k], that is replayed.
+    """
     with torch.inference_mode():
-        logprobs = torch.log_softmax(model(torch.tensor([done.prompt + done.ids]))[0], dim=-1)
+        rows = None if routing is None else torch.cat([routing, -torch.ones_like(routing[:1])])[None].long()
+        logprobs = torch.log_softmax(model(torch.tensor([done.prompt + done.ids]), rows)[0], dim=-1)
         chosen = logprobs[len(done.prompt) - 1 : -1].gather(1, torch.tensor(done.ids)[:, None])
         return [float(value) for value in chosen.squeeze(1)]
 
@@ -150,13 +163,20 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*, max_running: int = 8, is_open: bool = False, keys: Keys | None = None) -> AsyncIterator[Served]:
+async def served(
+    *,
+    max_running: int = 8,
+    is_open: bool = False,
+    keys: Keys | None = None,
+    config: TinyConfig = CONFIG,
+    tells_experts: bool = False,
+) -> AsyncIterator[Served]:
     """Serve an engine on a socket of its own."""
-    scheduler = GatedScheduler(small_model(), VOCABULARY, max_running=max_running)
+    scheduler = GatedScheduler(build(config, 0), VOCABULARY, max_running=max_running)
     if is_open:
         scheduler.open()
     engine = Engine(scheduler)
-    server = EngineServer(engine, VOCABULARY, Identity("tiny", "bytes", CONFIG, max_running, 0), keys)
+    server = EngineServer(engine, VOCABULARY, Identity("tiny", "bytes", config, max_running, 0, tells_experts), keys)
     url = await server.start("127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession(url) as session:

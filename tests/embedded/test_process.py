@@ -199,3 +199,16 @@ async def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, rollout_svc, rollout_svc.embedded, rollout_svc.embedded.run; sys.exit('torch' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await process.wait() == 0
+
+
+async def test_a_mixture_of_experts_is_served_by_its_name() -> None:
+    """As users start it; asked not to, it tells nobody its routing."""
+    flags = ("--model", "tiny-moe", "--no-enable-return-routed-experts")
+    async with (
+        engine_process(*flags) as (_, url),
+        aiohttp.ClientSession(url) as session,
+        session.get("/server_info") as response,
+    ):
+        info = await response.json()
+    assert (info["served_model_name"], info["num_experts"]) == ("tiny-moe", 8)
+    assert info["enable_return_routed_experts"] is False

@@ -68,7 +68,7 @@ def single(values: list[float]) -> list[float]:
 
 def sent(batch: Batch) -> dict[str, Any]:
     """Pack a batch and read it again."""
-    return read_batch(bytes(pack(rows(batch), head(batch))))
+    return read_batch(b"".join(pack(rows(batch), head(batch))))
 
 
 @settings(deadline=None)
@@ -129,7 +129,7 @@ def test_the_data_is_aligned() -> None:
     """Each tensor begins at a multiple of its item's size, so that it can be used where it lies."""
     for length in range(1, 9):
         batch = Batch("b" * length, 0, (made_of([1] * length, [[([(1, -1.0)], 0, True)]], 0),), {})
-        body = bytes(pack(rows(batch), head(batch)))
+        body = b"".join(pack(rows(batch), head(batch)))
         size = int.from_bytes(body[:8], "little")
         header = orjson.loads(body[8 : 8 + size])
         assert size % 8 == 0
@@ -146,7 +146,7 @@ def test_what_is_not_completed_is_not_packed() -> None:
 
 
 SMALL = Batch("b", 0, (made_of([1], [[]], 0),), {})
-GOOD = bytes(pack(rows(SMALL), head(SMALL)))
+GOOD = b"".join(pack(rows(SMALL), head(SMALL)))
 
 
 def mangled(at: int, bits: int) -> bytes:

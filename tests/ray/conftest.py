@@ -28,6 +28,7 @@ def ray_cluster() -> Iterator[str]:
             include_dashboard=True,
             dashboard_host="127.0.0.1",
             dashboard_port=0,
+            _node_ip_address="127.0.0.1",
             log_to_driver=False,
             configure_logging=False,
             _temp_dir=str(Path(home) / "ray"),

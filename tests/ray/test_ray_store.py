@@ -14,9 +14,11 @@ _BYTES = 2**20
 
 def _objects() -> int:
     """How many big objects there are, in Ray's own words."""
+    import ray
     from ray.util.state import list_objects
 
-    return len({found.object_id for found in list_objects(timeout=20) if found.object_size >= _BYTES})
+    found = list_objects(address=ray.get_runtime_context().gcs_address, timeout=20)
+    return len({one.object_id for one in found if one.object_size >= _BYTES})
 
 
 def test_a_released_handle_leaves_no_object() -> None:

@@ -12,6 +12,7 @@ from rollout_svc.workers.worker import WorkerState
 from tests.support.face import reset_connection
 from tests.support.fake_lmdeploy import Call, Cut, FakeLMDeploy, Raw, Reply, Reset, Status
 from tests.support.fake_sglang import FakeSGLang
+from tests.support.routing import TINY
 from tests.support.stage import Stage, stage
 
 EXTERNAL = {"kind": "external"}
@@ -384,7 +385,10 @@ async def test_another_engine_is_refused_with_what_it_answered() -> None:
 
 async def test_it_is_recognised() -> None:
     """`auto` asks it; status says what it is and can do."""
-    async with FakeLMDeploy(model="m", api_key="k") as engine, stage({"url": engine.url, "api_key": "k"}) as made:
+    async with (
+        FakeLMDeploy(model="m", api_key="k", experts=TINY) as engine,
+        stage({"url": engine.url, "api_key": "k"}) as made,
+    ):
         record = made.worker().as_json()
         assert (record["dialect"], record["model"]) == ("lmdeploy", "m")
         assert record["capabilities"] == ["abort", "abort_all", "stream", "experts"]

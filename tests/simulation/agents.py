@@ -19,6 +19,7 @@ from tests.simulation.world import current
 __all__ = ["Plain", "ToolUser", "Unruly"]
 
 _TOOL_IDS: Final = (901, 902)
+_DECLINES: Final = 0.15  # share of loops that want no routed experts of their last turn
 _THINKS: Final = 0.3  # share of loops that come back from a pause with nothing left to generate
 
 
@@ -50,7 +51,11 @@ class ToolUser:
             if strike is not None:
                 strike.end()
         sample.extend(attempt, Segment(list(_TOOL_IDS), [0.0, 0.0], (), by_model=False, turn=sample.turn))
-        await ctx.generate([*sample.prompt_ids, *first.ids, *_TOOL_IDS])
+        sampling = None
+        if world.life.config.experts.enabled and world.rng.random() < _DECLINES:
+            world.declined[sample.sample_id] = world.life.number, attempt
+            sampling = ctx.sampling.model_copy(update={"return_routed_experts": False})
+        await ctx.generate([*sample.prompt_ids, *first.ids, *_TOOL_IDS], sampling)
         if world.rng.random() < _THINKS:
             await world.at_most(world.rng.uniform(0.01, 1.0))
         return sample

@@ -13,6 +13,7 @@ import orjson
 
 from rollout_svc.engines.calls import Call, Reply
 from tests.simulation.engine import Request, SimEngine
+from tests.simulation.routing import lifted_of
 
 __all__ = ["answer_of", "broken", "control"]
 
@@ -42,7 +43,8 @@ def answer_of(request: Request) -> Reply:
         "weight_versions": spans,
         "output_token_logprobs": [[-0.5, token, None] for token in ids],
     }
-    return Reply(200, orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta}))
+    body = orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+    return Reply(200, body, lifted=lifted_of(request))
 
 
 def broken(number: int) -> Reply:
@@ -60,6 +62,8 @@ async def control(engine: SimEngine, call: Call) -> Reply:
         return _OK
     if path == "/model_info":
         return Reply(200, orjson.dumps(engine.info()))
+    if path == "/server_info" and engine.routed:
+        return Reply(200, b'{"enable_return_routed_experts":true}')
     if path == "/v1/loads":
         counts = {"num_running_reqs": len(engine.running), "num_waiting_reqs": len(engine.waiting)}
         return Reply(200, orjson.dumps({"loads": [counts]}))

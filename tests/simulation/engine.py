@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Request", "SimEngine"]
 
 Finish = Literal["stop", "length", "abort"]
+_MISSED_S: Final = 0.25  # seconds between two looks whether anybody has missed it
 _DISCONNECT_S: Final = 4.0  # seconds between two looks of an engine whether the client is still there
 
 
@@ -34,19 +35,23 @@ class Request:
         "connected",
         "done",
         "engine",
+        "experts_from",
         "finish",
         "input_ids",
         "lane",
+        "lie",
         "life",
         "max_tokens",
         "rid",
         "sample_id",
+        "serial",
         "since",
         "step_s",
         "stuck",
         "target",
         "timer",
         "tokens",
+        "unrouted",
         "versions",
     )
 
@@ -71,6 +76,10 @@ class Request:
         self.abort_lost = False
         self.stuck = False
         self.done = False
+        self.experts_from: int | None = None  # the first row of routed experts that was asked for
+        self.serial = 0  # of those who asked
+        self.unrouted = False  # it was taken back to the queue, where the engine forgets them
+        self.lie: str | None = None
 
     def __repr__(self) -> str:
         return f"{self.rid[-6:]}({len(self.tokens)}/{self.target})"
@@ -79,7 +88,7 @@ class Request:
 class SimEngine:
     """One engine process, and what becomes of it."""
 
-    def __init__(self, world: World, name: str, url: str, batch: int) -> None:
+    def __init__(self, world: World, name: str, url: str, batch: int, *, routed: bool = False) -> None:
         self.world = world
         self.name = name
         self.url = url
@@ -91,6 +100,8 @@ class SimEngine:
         self.slowness = 1.0
         self.loading = 0
         self.refusing = False
+        self.routed = routed  # it can tell its routed experts
+        self.lied = False  # it did not, although it was asked: it is not believed until it is another process
         self.boots = 0
         self.running: dict[str, Request] = {}
         self.waiting: dict[str, Request] = {}
@@ -175,6 +186,7 @@ class SimEngine:
 
     def _end(self, request: Request, finish: Finish) -> None:
         request.finish, request.done = finish, True
+        request.unrouted = finish == "abort" and request.rid in self.waiting
         for table in (self.running, self.waiting, self.door):
             table.pop(request.rid, None)
         if request.timer is not None:
@@ -316,6 +328,17 @@ class SimEngine:
         self.door.clear()
         self.paused, self.loading, self.frozen = None, 0, False
         self._wake_all()
+
+    def restart(self) -> None:
+        """Go away until that is noticed, and come back as another process."""
+        self.crash()
+        self._come_back_once_missed()
+
+    def _come_back_once_missed(self) -> None:
+        if self.world.life.mistrusts(self.url):
+            self.world.later(_MISSED_S, self._come_back_once_missed)
+        else:
+            self.come_back(self.weights)
 
     def come_back(self, weights: int) -> None:
         """Start again, with weights of its own."""

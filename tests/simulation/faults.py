@@ -27,6 +27,8 @@ REQUEST: Final = (
     "reset_before",
     "reset_after",
 )
+EXPERTS: Final = ("experts_missing", "experts_rows", "experts_range")
+DECODE: Final = ("experts_slow",)
 ABORT: Final = ("abort_lost", "abort_delayed", "abort_ignored")
 FREEZE: Final = ("freeze_lost", "freeze_delayed", "freeze_refused")
 ENGINE: Final = ("refused", "slow", "frozen", "crashed", "old_weights")
@@ -35,9 +37,14 @@ AGENT: Final = ("agent_swallowing", "agent_slow_cleanup", "agent_tool")
 PUT: Final = ("put_blocked",)
 CALLER: Final = ("caller_cancelled", "flap", "overlap", "old_ticket")
 CRASH: Final = ("service_crash", "put_crash_before", "put_crash_after")
-FAULTS: Final = (*REQUEST, *ABORT, *FREEZE, *ENGINE, *JUDGE, *AGENT, *PUT, *CALLER, *CRASH)
+_ALWAYS: Final = (*REQUEST, *ABORT, *FREEZE, *ENGINE, *JUDGE, *AGENT, *PUT, *CALLER, *CRASH)
+ROUTED: Final = (*EXPERTS, *DECODE)
+"""Of histories whose samples have routed experts; drawn apart, so that the others are as they would be without."""
+FAULTS: Final = (*_ALWAYS, *ROUTED)
 _RATES: Final = {
     **dict.fromkeys(REQUEST, (0.02, 0.12)),
+    **dict.fromkeys(EXPERTS, (0.02, 0.12)),
+    **dict.fromkeys(DECODE, (0.1, 0.4)),
     **dict.fromkeys(ABORT, (0.1, 0.6)),
     **dict.fromkeys(FREEZE, (0.1, 0.5)),
     **dict.fromkeys(ENGINE, (0.2, 1.0)),
@@ -83,17 +90,22 @@ class Faults:
         self.met: Counter[tuple[str, str]] = Counter()
         self.on_stand: Callable[[str], None] = lambda _: None
         self._rng = rng
-        self.rates = self._weather()
+        self.rates = self._weather(rng, _ALWAYS)
 
-    def _weather(self) -> dict[str, float]:
+    @staticmethod
+    def _weather(rng: Random, names: tuple[str, ...]) -> dict[str, float]:
         """Which faults this history has, and how often: none, a few, or many at once."""
-        share = self._rng.choice((0.0, 0.1, 0.2, 0.2, 0.35, 0.6))
+        share = rng.choice((0.0, 0.1, 0.2, 0.2, 0.35, 0.6))
         rates: dict[str, float] = {}
-        for name in FAULTS:
+        for name in names:
             chance = share * 0.7 if name in _RARE else share
-            if self._rng.random() < chance:
-                rates[name] = self._rng.uniform(*_RATES[name])
+            if rng.random() < chance:
+                rates[name] = rng.uniform(*_RATES[name])
         return rates
+
+    def also(self, names: tuple[str, ...], rng: Random) -> None:
+        """Have more kinds of them, drawn apart."""
+        self.rates |= self._weather(rng, names)
 
     def draw(self, among: tuple[str, ...]) -> str | None:
         """The fault that strikes now, if any does."""

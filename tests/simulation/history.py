@@ -20,6 +20,7 @@ from rollout_svc.errors import ServiceError
 from rollout_svc.events import PauseFinished
 from tests.simulation.actors import evaluate, operate, train
 from tests.simulation.engine import SimEngine
+from tests.simulation.faults import ROUTED
 from tests.simulation.invariants import Invariants
 from tests.simulation.life import Gone, Life
 from tests.simulation.loop import SimLoop
@@ -58,6 +59,8 @@ class History:
         self.loop = SimLoop(after_turn=self._after_turn, shuffle=shuffle)
         self.world = World(seed, self.loop, telling=telling)
         self.shape: Shape = draw_shape(seed)
+        if self.shape.config.experts.enabled:
+            self.world.faults.also(ROUTED, Random(f"{seed}:rows faults"))
         self.over = False
         self.alive = asyncio.Event()
         self.doom_turn = 0
@@ -65,7 +68,9 @@ class History:
         self.doom_after = 0
         self.invariants: list[Invariants] = []
         for index, url in enumerate(self.shape.urls):
-            self.world.engines[url] = SimEngine(self.world, f"e{index}", url, self.shape.engine_batch)
+            self.world.engines[url] = SimEngine(
+                self.world, f"e{index}", url, self.shape.engine_batch, routed=self.shape.config.experts.enabled
+            )
         self.world.service_died = self._restart
         self._live: Invariants | None = None
         self._pushes: dict[str, list[list[dict[str, Any]]]] = {}
@@ -226,6 +231,7 @@ class History:
         took, bound = world.now - began, life.config.pause.deadline_s + _STOP_S
         world.require(took <= bound, "P8", f"stop took {took:.3f} s")
         await asyncio.sleep(10.0)
+        self.invariants[-1].watch.check_ended()
         left = [task.get_name() for task in self.loop.tasks_of(life.number)]
         world.require(not left, "P11", f"tasks outlive the service: {left}")
         for name, since, task in life.dropped:

@@ -35,6 +35,7 @@ from rollout_svc.gate import LANES, Lane, Mode
 from rollout_svc.judging import JudgeCall
 from rollout_svc.ledger import SETTLED, Account, Ledger
 from rollout_svc.producer.masking import spent
+from tests.simulation.handles import HandleWatch
 
 if TYPE_CHECKING:
     from rollout_svc.assembly import Parts
@@ -75,6 +76,8 @@ class Invariants:
         self._life = life
         self._world = life.world
         self._climb: Climb | None = None  # the one under way, or the last
+        self.watch = HandleWatch(life)
+        self._at_step_end = False
         self._grown, self._grown_at = 0, 0.0
         self._turns = 0
         self._parts: Parts | None = None
@@ -97,6 +100,8 @@ class Invariants:
         life.bus.subscribe(PauseFinished, self._pause_finished)
         life.bus.subscribe(Resumed, self._resumed)
         life.bus.subscribe(ComponentDied, self._died)
+        for end in (BatchAcked, GroupSettled, SampleFailed, PauseFinished):
+            life.bus.subscribe(end, self._step_ended)
 
     def begin(self) -> None:
         """The service has its parts: watch its gate and its ledger."""
@@ -105,6 +110,8 @@ class Invariants:
         self._groups, self._guests = train._groups, evaluated._groups
         self._books = (train._groups, train._samples, evaluated._groups, evaluated._samples)
         self._life.parts.gate.subscribe(self._gate_changed)
+        if self._parts.experts.enabled:
+            self._parts.pool.subscribe(self._life.witness.unpacked)
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -113,6 +120,9 @@ class Invariants:
             return
         names = [getattr(event, field.name) for field in fields(event) if field.name not in ("metrics", "traceback")]
         self._world.say("service", type(event).__name__, *names)
+
+    def _step_ended(self, _: Event) -> None:
+        self._at_step_end = True
 
     def _admitted(self, event: GroupAdmitted) -> None:
         self.admitted += 1
@@ -262,6 +272,9 @@ class Invariants:
             self._world.breaks("P1", f"runs, unfinished, ready are {found}, counted {groups}")
         if self._judging:
             self._check_judges()
+        if self._at_step_end and parts.experts.enabled:
+            self.watch.check(self.groups())
+        self._at_step_end = False
         self._turns += 1
         if self._turns % _RECOUNT_TURNS == 0:
             self.recount()
@@ -300,6 +313,8 @@ class Invariants:
         )
         finished = sum(group.payload_bytes for group in groups if group.account in ("ready", "leased"))
         require(parts.buffer.bytes == finished, "bytes", f"{finished} are held, {parts.buffer.bytes} counted")
+        if parts.experts.enabled:
+            self.watch.check(groups)
         in_flight = dict.fromkeys(parts.pool.in_flight, 0)
         for worker in parts.pool.workers.values():
             for call in worker.calls.values():

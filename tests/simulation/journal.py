@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["SimJournal", "SimStorage", "check_record"]
 
 R = TypeVar("R")
-_GONE = ("packed", "segments", "response", "reward", "reward_parts", "prompt_ids", "response_ids", "meta")
+_GONE = ("packed", "experts", "segments", "response", "reward", "reward_parts", "prompt_ids", "response_ids", "meta")
 _LINGER_S = 0.02  # as long as notes gather that nobody waits for
 _KEEP_STEPS = 64
 

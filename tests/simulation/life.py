@@ -26,6 +26,7 @@ from rollout_svc.workers.worker import Worker
 from tests.simulation.journal import SimJournal, SimStorage
 from tests.simulation.loop import LIFE
 from tests.simulation.shape import MAX_TOKENS, Shape
+from tests.simulation.threads import SimThreads
 from tests.simulation.transport import SimTransport
 from tests.simulation.wire_log import WireLog
 from tests.simulation.witness import Witness
@@ -70,6 +71,7 @@ class Life:
         self.bus = EventBus(on_error=self._bus_error)
         self.witness = Witness(self)
         self.wire_log = WireLog(self)
+        self.threads = SimThreads(self)
         self.saving: dict[str, Group] = {}  # being written to the journal
         self._context = contextvars.Context()
         self._context.run(LIFE.set, number)
@@ -83,9 +85,11 @@ class Life:
             outside=Outside(
                 transport=lambda: SimTransport(self),
                 processes=NoProcesses,
+                threads=lambda: self.threads,
                 storage=lambda: SimJournal(self) if shape.journalled else SimStorage(self),
                 wall=lambda: world.now,
                 new_id=lambda: f"{self._ids.getrandbits(128):032x}",
+                probes=False,
             ),
         )
 
@@ -118,6 +122,19 @@ class Life:
         if partial is None:  # at staleness 0 an update leaves none that could be used, but where none is cut by one
             return self.config.trainer.max_staleness > 0 or self.config.producer.strategy == "sync"
         return partial
+
+    def wants_experts(self, sample_id: str) -> bool:
+        """Whether a sample under way is to have routed experts: one of training, by its task's settings."""
+        run = self.parts.rollouts._runs.get(sample_id.rpartition(".")[0])
+        if run is None or run.host is not None or not self.config.experts.enabled:
+            return False
+        [wants] = [t.sampling.return_routed_experts for t in self.config.tasks if t.name == run.group.prompt.task]
+        return wants
+
+    def mistrusts(self, url: str) -> bool:
+        """Whether the engine at an address is not believed in what it says it can do."""
+        workers = self.parts.pool.workers.values() if self.up and self.service._parts is not None else ()
+        return any(worker.withdrawn for worker in workers if worker.endpoint.url == url)
 
     def lane(self, sample_id: str) -> Lane:
         """The lane of a sample; `train` for one that is over."""

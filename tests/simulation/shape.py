@@ -25,6 +25,7 @@ from rollout_svc.config import (
     TrainerConfig,
     WorkerConfig,
 )
+from tests.simulation.routing import ROUTED
 
 __all__ = ["MODES", "Shape", "draw_shape"]
 
@@ -37,6 +38,8 @@ _JOURNALLED: Final = 0.5
 PUSHED: Final = "p"
 FILTER_TIMEOUT_S: Final = 1.5
 _FILTERED: Final = 0.3  # share of the tasks that have a filter
+_ROUTED: Final = 0.22  # share of the histories whose samples have routed experts
+_UNROUTED: Final = 0.2  # share of the tasks that want none
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,9 @@ def draw_shape(seed: int) -> Shape:
         ),
         buffer=BufferConfig(lease_s=rng.choice((3.0, 30.0))),
     )
+    config = _filtered(_handed_over(config, Random(f"{seed}:hand_over")), Random(f"{seed}:filter"))
     return Shape(
-        config=_filtered(_handed_over(config, Random(f"{seed}:hand_over")), Random(f"{seed}:filter")),
+        config=_routed(config, Random(f"{seed}:rows")),
         urls=urls,
         engine_batch=rng.choice((2, 4, 8)),
         prompts=rng.randint(16, 20),
@@ -130,6 +134,19 @@ def _filtered(config: Config, rng: Random) -> Config:
         task.model_copy(update={"filter": fickle if rng.random() < _FILTERED else None}) for task in config.tasks
     )
     return config.model_copy(update={"tasks": tasks})
+
+
+def _routed(config: Config, rng: Random) -> Config:
+    """Draw whether samples have routed experts, and which tasks want none."""
+    if rng.random() >= _ROUTED:
+        return config
+    tasks = tuple(
+        task.model_copy(
+            update={"sampling": task.sampling.model_copy(update={"return_routed_experts": rng.random() >= _UNROUTED})}
+        )
+        for task in config.tasks
+    )
+    return config.model_copy(update={"tasks": tasks, "experts": ROUTED})
 
 
 def _task(name: str, rng: Random, partial: bool | None) -> TaskConfig:

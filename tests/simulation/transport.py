@@ -18,7 +18,7 @@ from rollout_svc.engines.calls import Call, StreamReader
 from rollout_svc.errors import WorkerFailure
 from tests.simulation import doors
 from tests.simulation.engine import Request, SimEngine
-from tests.simulation.faults import ABORT, FREEZE, REQUEST, Strike
+from tests.simulation.faults import ABORT, EXPERTS, FREEZE, REQUEST, Strike
 
 if TYPE_CHECKING:
     from tests.simulation.life import Life
@@ -40,8 +40,14 @@ class SimTransport:
         engine, witness = self._world.engines[endpoint.url], self._life.witness
         body = orjson.loads(call.body or b"{}")
         request = Request(body["rid"], body["input_ids"], body["sampling_params"]["max_new_tokens"], self._life.number)
+        if body.get("return_routed_experts"):
+            self._world.routed += 1
+            request.experts_from, request.serial = body["routed_experts_start_len"], self._world.routed
         witness.sending(endpoint, engine, request)
         name = self._world.faults.draw(REQUEST)
+        if name is None and request.experts_from is not None:
+            name = request.lie = self._world.faults.draw(EXPERTS)
+            engine.lied = engine.lied or request.lie == "experts_missing"
         strike = self._world.faults.strike(name) if name is not None else None
         try:
             reply = await self._exchange(engine, request, strike)
@@ -99,7 +105,7 @@ class SimTransport:
 
     async def _way_back(self, fault: str | None) -> None:
         world, rng = self._world, self._world.rng
-        if fault == "answer_late":
+        if fault == "answer_late" or (fault in EXPERTS and rng.random() < 0.5):  # a lie may come at any rung
             await world.at_most(rng.uniform(0.2, 6.0))
         elif fault == "answer_after_resume":
             await world.until_resumed()

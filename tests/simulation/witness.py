@@ -1,6 +1,6 @@
 """Sees every call of one life of the service pass by, and compares it with what engines really did.
 
-Invariants checked here, at the moment they would break: P2 P3 P4 P5 P6 P7 P9 P10 P17 P20 P24.
+Invariants checked here, at the moment they would break: P2 P3 P4 P5 P6 P7 P9 P10 P17 P20 P24 P27 P28.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from rollout_svc.engines import Endpoint, Reply
 from rollout_svc.engines.calls import Call
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.sample import Sample, SampleStatus
+from rollout_svc.workers.call import EngineCall
 from rollout_svc.workers.worker import Worker, WorkerState
 from tests.simulation.engine import Request, SimEngine
+from tests.simulation.routing import may_lack, problem
 from tests.simulation.tokens import FIRST_MADE
 
 if TYPE_CHECKING:
@@ -30,9 +32,14 @@ _TRIED: Final = frozenset({WorkerState.QUARANTINED, WorkerState.RECOVERING, Work
 
 
 class Shadow:
-    """What the world knows of one sample: the tokens the service received for it, and whether its turn is over."""
+    """What the world knows of one sample: the tokens the service received for it, and whether its turn is over.
 
-    __slots__ = ("before", "ids", "late", "stopped", "turn")
+    Attributes:
+        rows: of its routed experts: the number of the request each came with.
+        routed: it is to have them in the end.
+    """
+
+    __slots__ = ("before", "ids", "late", "routed", "rows", "stopped", "turn")
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -40,11 +47,14 @@ class Shadow:
         self.turn = 0  # model tokens of the turn under way
         self.stopped = False
         self.late = False
+        self.rows: list[int] = []
+        self.routed = True
 
     def reset(self) -> None:
         """It begins again from its prompt."""
         self.before.append(self.ids)
         self.ids, self.turn, self.stopped = [], 0, False
+        self.rows, self.routed = [], True
 
 
 class Witness:
@@ -61,6 +71,7 @@ class Witness:
         self.touched_invalid: list[tuple[Sample, int]] = []  # and how often it had failed before
         self._attempts: dict[str, tuple[int, int]] = {}  # wire id: attempt, epoch at dispatch
         self._versions: dict[str, int | None] = {}  # wire id: the worker's weights at dispatch
+        self._unpacking: dict[EngineCall, tuple[Endpoint, SimEngine, Request, Reply]] = {}
 
     def recall(self, buffer: ReplayBuffer) -> None:
         """A new life has what the ones before wrote down: tokens that came then, and no others."""
@@ -74,6 +85,17 @@ class Witness:
                 shadow = self._shadow(sample)
                 shadow.ids, shadow.turn = list(have), sample.turn_length
                 shadow.stopped = bool(have) and sample.engine_finish_reason not in (None, "abort")
+                self._recall_rows(sample, shadow)
+
+    def _recall_rows(self, sample: Sample, shadow: Shadow) -> None:
+        """It has rows of earlier lives, or none: then those it is not asked for again it will never have."""
+        if sample.experts is None:
+            shadow.routed = sample.packed is None and sample.resume_at != "judge"
+            return
+        count = sample.experts.shape[0]
+        earlier = [life.witness.shadows.get(sample.sample_id) for life in self._world.lives[:-1]]
+        shadow.rows = next((s.rows[:count] for s in reversed(earlier) if s is not None and len(s.rows) >= count), [])
+        self._check_rows(sample, shadow)
 
     def _given_before(self, sample_id: str) -> list[list[int]]:
         """What a sample was given in earlier lives, each time it began."""
@@ -100,6 +122,10 @@ class Witness:
         if call.sample_id in self.open:
             breaks("P20", f"{call} starts beside {self.open[call.sample_id]}")
         self.open[call.sample_id] = request
+        if request.experts_from is not None and call.lane != "train":
+            breaks("P28", f"{call} asks for routed experts")
+        if request.experts_from is not None and "experts" not in worker.capabilities:
+            breaks("experts", f"{call} asks {worker} for routed experts, which it is not believed to have")
         self._world.say("service", f"asks {engine.name}", request.rid[-6:], call.sample_id[-8:], len(request.input_ids))
         sample = self._life.sample(call.sample_id)
         if sample is None:
@@ -123,8 +149,32 @@ class Witness:
             breaks("P6", f"{sample} goes on from {request.input_ids}, not {sample.prompt_ids + have}")
         if shadow.stopped:
             breaks("P6", f"{sample} generates past the stop it was told of")
+        self._check_asked(sample, shadow, request)
         if request.max_tokens > self._life.max_tokens - shadow.turn:
             breaks("P6", f"{sample} asks for {request.max_tokens}, it has {shadow.turn} of this turn")
+
+    def _check_asked(self, sample: Sample, shadow: Shadow, request: Request) -> None:
+        """It asks for the rows it has not got, unless its task, or its loop in this attempt, wants none."""
+        self._look_declined(sample, shadow)
+        wanted = len(shadow.rows) if shadow.routed else None
+        if request.experts_from != wanted:
+            breaks = self._world.breaks
+            breaks(
+                "P28" if wanted is None or request.experts_from is None else "P27",
+                f"{sample} asks for routed experts from {request.experts_from}, not {wanted}",
+            )
+
+    def _look_declined(self, sample: Sample, shadow: Shadow) -> None:
+        """Its loop may have said in this attempt that it wants none, or its task all along."""
+        if self._life.sample(sample.sample_id) is not sample:
+            return
+        declined = self._world.declined.get(sample.sample_id) == (self._life.number, sample.attempt)
+        if not self._life.wants_experts(sample.sample_id) or declined:
+            shadow.rows, shadow.routed = [], False
+
+    def _check_rows(self, sample: Sample, shadow: Shadow) -> None:
+        wrong = problem(sample.experts, sample.prompt_ids + sample.response_ids, shadow.rows)
+        self._world.require(wrong is None, "P27", f"{sample}: routed experts {sample.experts}: {wrong}")
 
     def _may_restart(self, sample: Sample, shadow: Shadow) -> bool:
         """A failed attempt begins again; so does a loop past its first turn, and a cut turn that is not to go on."""
@@ -142,6 +192,21 @@ class Witness:
     def received(self, endpoint: Endpoint, engine: SimEngine, request: Request, reply: Reply) -> None:
         """Its answer has reached the service."""
         self.open.pop(request.sample_id, None)
+        call = self._life.worker(endpoint).calls.get(request.rid)
+        if request.experts_from is not None and call is not None:
+            self._unpacking[call] = endpoint, engine, request, reply  # it has come once its routed experts have
+        else:
+            self._arrived(endpoint, engine, request, reply)
+
+    def unpacked(self) -> None:
+        """A call may have ended: if nobody had ended it before, its answer has come."""
+        for call, (endpoint, engine, request, reply) in tuple(self._unpacking.items()):
+            if self._life.worker(endpoint).calls.get(request.rid) is not call:
+                del self._unpacking[call]
+                if call.cancelled_for is None:
+                    self._arrived(endpoint, engine, request, reply)
+
+    def _arrived(self, endpoint: Endpoint, engine: SimEngine, request: Request, reply: Reply) -> None:
         sample = self._life.sample(request.sample_id)
         if sample is None or request.rid not in self._attempts:
             return
@@ -155,8 +220,15 @@ class Witness:
         late = epoch != self._life.parts.gate.epoch(self._lane(request))
         if request.finish == "abort" and not request.tokens and not late:
             return  # nobody asked for that abort: the worker is at fault
+        if request.tokens and not _routed(request, reply):
+            self.touched_invalid.append((sample, sample.failures))
+            return
         shadow = self._shadow(sample)
         shadow.ids = shadow.ids + request.tokens
+        if request.tokens and reply.lifted is not None and request.experts_from is not None:
+            rows = len(request.input_ids) + len(request.tokens) - 1
+            shadow.rows = shadow.rows[: request.experts_from]
+            shadow.rows += [request.serial] * (rows - len(shadow.rows))
         shadow.turn += len(request.tokens)
         shadow.stopped = request.finish != "abort"
         shadow.late = late
@@ -193,6 +265,9 @@ class Witness:
                 continue  # a loop with a tool was begun again in this very turn
             if have[: len(shadow.ids)] != shadow.ids:
                 self._world.breaks("P10", f"{sample} received {shadow.ids}, it has {have}")
+            self._look_declined(sample, shadow)
+            if sample.packed is None:
+                self._check_rows(sample, shadow)
             if shadow.late and sample.status in _GOING_ON:
                 self._world.breaks("P3", f"{sample} goes on with an answer that came after its epoch closed")
         self.touched.clear()
@@ -206,6 +281,13 @@ class Witness:
         shadow, have = self.shadows.get(sample.sample_id), sample.response_ids
         if shadow is not None and have[: len(shadow.ids)] != shadow.ids:
             self._world.breaks("P10", f"{sample} was completed with {have}, it was given {shadow.ids}")
+        if shadow is None or sample.settled:
+            return
+        if not shadow.routed:
+            self._world.require(sample.experts is None, "P28", f"{sample} has routed experts, and wanted none")
+        else:
+            self._check_rows(sample, shadow)
+            self._world.require(not sample.rows_missing, "P27", f"{sample} lacks {sample.rows_missing} rows")
 
     def failed(self, sample_id: str) -> None:
         """An attempt failed: its tokens may go."""
@@ -257,6 +339,13 @@ class Witness:
     def worker_of(self, engine: SimEngine) -> Worker | None:
         """The service's view of an engine."""
         return next((w for w in self._life.parts.pool.workers.values() if w.endpoint.url == engine.url), None)
+
+
+def _routed(request: Request, reply: Reply) -> bool:
+    """Whether it came with the rows it was asked for, or may do without."""
+    if request.experts_from is None:
+        return True
+    return may_lack(request) if reply.lifted is None else request.lie is None
 
 
 def _invalid(reply: Reply, request: Request) -> bool:

@@ -55,6 +55,8 @@ class World:
         self.filter_rng = Random(f"{seed}:filter calls")
         self.asked: dict[str, str | None] = {}  # what a filter said last of a group: a reason, `kept`, or nothing yet
         self.journal: set[str] = set()  # groups that were saved
+        self.routed = 0  # requests that asked for routed experts
+        self.declined: dict[str, tuple[int, int]] = {}  # whose loop asked for none in a turn: life and attempt
         self.disk = memory_database()
         self.durable = Durable(self)
         self.lives: list[Life] = []
@@ -188,6 +190,8 @@ class World:
                 engine.thaw()
             engine.set_slowness(1.0)
             engine.unstick()
+            if engine.lied:
+                engine.restart()
         for future in (*self._held, *self._to_resume, *self._ambushes):
             _wake(future)
         for strike in tuple(self.faults.live):

@@ -26,6 +26,7 @@ class Asked:
     input_ids: list[int]
     max_tokens: int
     sampling: SamplingConfig
+    experts: bool = False
 
 
 Step = Completion | Exception | Callable[[], Awaitable[Completion]]
@@ -46,8 +47,10 @@ class Caller:
         input_ids: list[int],
         max_tokens: int,
         sampling: SamplingConfig,
+        *,
+        experts: bool = False,
     ) -> Completion:
-        self.asked.append(Asked(list(input_ids), max_tokens, sampling))
+        self.asked.append(Asked(list(input_ids), max_tokens, sampling, experts))
         step = self.script.pop(0)
         await asyncio.sleep(0)
         if isinstance(step, Exception):
@@ -64,7 +67,7 @@ def answer(ids: list[int], finish: FinishReason = "stop", *, late: bool = False,
 class Table:
     """One sample, a gate, and the contexts of its attempts."""
 
-    def __init__(self, *script: Step, max_tokens: int = 10, on_pause: OnPause = "abort") -> None:
+    def __init__(self, *script: Step, max_tokens: int = 10, on_pause: OnPause = "abort", experts: bool = False) -> None:
         self.ledger = Ledger()
         self.sample = make_sample(self.ledger)
         self.gate = Gate()
@@ -72,6 +75,7 @@ class Table:
         self.caller = Caller(*script)
         self.sampling = SamplingConfig(max_tokens=max_tokens)
         self.on_pause = on_pause
+        self.experts = experts
         self.parked = 0
         self.prompt = make_prompt()
 
@@ -88,6 +92,7 @@ class Table:
             engines=self.caller,
             signals=self.signals,
             on_parked=self._parked,
+            experts=self.experts,
         )
 
     def _parked(self) -> None:

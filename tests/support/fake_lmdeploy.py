@@ -12,6 +12,7 @@ from __future__ import annotations
 from tests.support.faults import Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
 from tests.support.lmdeploy_core import Call
 from tests.support.lmdeploy_routes import Routes
+from tests.support.routing import Routing
 from tests.support.sglang_wire import Finish, Reply
 
 __all__ = ["Call", "Cut", "FakeLMDeploy", "Hang", "Mangled", "Raw", "Reply", "Reset", "Status", "Twice"]
@@ -28,6 +29,7 @@ class FakeLMDeploy(Routes):
         abort_handling: started with `--enable-abort-handling`.
         logprobs: started with a `--logprobs-mode`.
         pytorch: the PyTorch backend; TurboMind fails where it is asked for its engine info.
+        experts: the routing of its model, started with `--enable-return-routed-experts`; None: without.
         docs: not started with `--disable-fastapi-docs`.
         metrics: not started with `--disable-metrics`.
         max_concurrent: its `--max-concurrent-requests`: how many calls of *any* route are in work, the rest wait.
@@ -40,6 +42,8 @@ class FakeLMDeploy(Routes):
         lose_aborts: True, or which calls: their aborts are answered 200 and do nothing.
         hold_aborts: aborts are answered 200 and take effect at `settle_aborts`.
         health: what its monitor would find: `healthy`, `sleeping`, `initializing` or `unhealthy`; None: what is true.
+        lose_experts: answers lack the routed experts, although they were asked for.
+        share_experts: keeps an array of routed experts and returns its key, as on Ray; None: they are in the answer.
         fail_update: weight updates fail after they changed something, as an uncaught error.
     """
 
@@ -53,6 +57,7 @@ class FakeLMDeploy(Routes):
         abort_handling: bool = True,
         logprobs: bool = True,
         pytorch: bool = True,
+        experts: Routing | None = None,
         docs: bool = True,
         metrics: bool = True,
         max_concurrent: int | None = None,
@@ -66,6 +71,7 @@ class FakeLMDeploy(Routes):
         self.abort_handling = abort_handling
         self.logprobs = logprobs
         self.pytorch = pytorch
+        self.experts = experts
         self.docs = docs
         self.metrics = metrics
         self.max_concurrent = max_concurrent

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from tests.support.faults import Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
+from tests.support.routing import Routing
 from tests.support.sglang_core import DEFAULT_WEIGHT_VERSION, Call
 from tests.support.sglang_routes import Routes
 from tests.support.sglang_wire import Finish, Reply
@@ -31,6 +32,7 @@ class FakeSGLang(Routes):
         handler_cancellation: whether a client that leaves ends its generation at once; else it runs on until
             `notice_disconnects`.
         report_spans: whether answers carry `weight_versions`.
+        experts: the routing of its model, started with `--enable-return-routed-experts`; None: without.
 
     Attributes to set at any time:
         answer: a rule, asked once when a generation starts: `Call` to `Reply`, to a fault, or to None (hold it).
@@ -38,6 +40,8 @@ class FakeSGLang(Routes):
         lose_aborts: True, or which calls: their aborts are answered 200 and do nothing.
         hold_aborts: aborts are answered 200 and take effect at `settle_aborts`.
         fail_update: True, or the message: weight updates answer 400 and change nothing.
+        lose_experts: answers lack the routed experts, although they were asked for.
+        told: more that `/server_info` says.
         loads: the (running, waiting) that `/v1/loads` claims; None: the truth.
     """
 
@@ -54,6 +58,7 @@ class FakeSGLang(Routes):
         vocab_size: int | None = None,
         handler_cancellation: bool = False,
         report_spans: bool = False,
+        experts: Routing | None = None,
     ) -> None:
         super().__init__(slots=slots, weight_version=weight_version)
         self.context = context
@@ -64,6 +69,7 @@ class FakeSGLang(Routes):
         self.vocab_size = vocab_size
         self.handler_cancellation = handler_cancellation
         self.report_spans = report_spans
+        self.experts = experts
 
     def __repr__(self) -> str:
         states = f"blocked={self.blocked} waiting={self.waiting} running={self.running}"

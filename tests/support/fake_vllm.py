@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from tests.support.faults import Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
+from tests.support.routing import Routing
 from tests.support.sglang_wire import Finish, Reply
 from tests.support.vllm_core import DEFAULT_WEIGHT_VERSION, Call
 from tests.support.vllm_routes import Routes
@@ -30,6 +31,7 @@ class FakeVLLM(Routes):
         docs: whether `/openapi.json` is there.
         log_stats: whether `/metrics` has gauges.
         logprobs_mode: `--logprobs-mode`.
+        experts: the routing of its model, started with `--enable-return-routed-experts`; None: without.
         processes: how many API processes it says it has.
         weight_version: label of the weights it starts with (a restart always comes back with `default`).
         handler_cancellation: whether a client that leaves ends its generation at once, as with the real one; else it
@@ -40,6 +42,7 @@ class FakeVLLM(Routes):
         tokens_so_far: partial tokens an abort finds where the test did not `advance` the call: a number or a rule.
         lose_aborts: True, or which calls: their aborts are answered well and do nothing.
         hold_aborts: aborts are answered well and take effect at `settle_aborts`.
+        lose_experts: answers lack the routed experts.
         fail_update: True, or the trouble: loading weights answers 500 and leaves them half loaded.
     """
 
@@ -57,6 +60,7 @@ class FakeVLLM(Routes):
         log_stats: bool = True,
         logprobs_mode: str = "raw_logprobs",
         processes: int = 1,
+        experts: Routing | None = None,
         weight_version: str = DEFAULT_WEIGHT_VERSION,
         handler_cancellation: bool = True,
     ) -> None:
@@ -70,6 +74,7 @@ class FakeVLLM(Routes):
         self.log_stats = log_stats
         self.logprobs_mode = logprobs_mode
         self.processes = processes
+        self.experts = experts
         self.handler_cancellation = handler_cancellation
 
     def __repr__(self) -> str:

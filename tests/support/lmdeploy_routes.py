@@ -20,6 +20,8 @@ from tests.support.sglang_wire import Reply
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tests.support.routing import Routing
+
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 __all__ = ["Routes"]
@@ -43,12 +45,15 @@ class Routes(Core, Face):
     pytorch: bool
     docs: bool
     metrics: bool
+    experts: Routing | None = None
+    lose_experts: bool = False
     max_concurrent: int | None = None
 
     def __init__(self, *, slots: int | None) -> None:
         super().__init__(slots=slots)
         self.health: str | None = None
         self.fail_update = False
+        self.share_experts: Callable[[Any], str] | None = None
         self.aborts: list[dict[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
         self.clients: dict[Call, web.Request] = {}
@@ -138,7 +143,13 @@ class Routes(Core, Face):
         if request.content_type != "application/json":
             return _problem(wire.error(400, wire.NOT_JSON))
         body = await body_of(request)
-        problem = wire.check_generate(body, context=self.context, logprobs=self.logprobs, occupied=self.sessions)
+        problem = wire.check_generate(
+            body,
+            context=self.context,
+            logprobs=self.logprobs,
+            experts=self.experts is not None,
+            occupied=self.sessions,
+        )
         if problem is not None:
             return _problem(problem)
         call = self.submit(body, dict(request.headers))
@@ -156,20 +167,24 @@ class Routes(Core, Face):
             self.clients.pop(call, None)
         return await self._answer(request, call, fate)
 
+    def _whole(self, call: Call, reply: Reply) -> dict[str, Any]:
+        routing = None if self.lose_experts else self.experts
+        return wire.generation(call.body, reply, routing=routing, share=self.share_experts)
+
     async def _answer(self, request: web.Request, call: Call, fate: Reply | Fault) -> web.StreamResponse:
         match fate:
             case Reply():
-                return as_json(wire.generation(call.body, fate))
+                return as_json(self._whole(call, fate))
             case Status() | Raw() | Reset():
                 return plain(request, fate)
             case Mangled():
-                payload = wire.generation(call.body, fate.reply)
+                payload = self._whole(call, fate.reply)
                 MANGLES[fate.how](payload)
                 return as_json(payload)
             case Cut():
-                return await cut(request, wire.generation(call.body, fate.reply))
+                return await cut(request, self._whole(call, fate.reply))
             case Twice():
-                return await twice(request, wire.generation(call.body, fate.reply))
+                return await twice(request, self._whole(call, fate.reply))
             case Hang():
                 raise AssertionError("a hang has no answer")
 
@@ -196,7 +211,7 @@ class Routes(Core, Face):
             case Status():
                 await _event(response, {"error": wire.error(fate.code, "status by script")[1]})
             case Mangled():
-                payload = wire.generation(call.body, fate.reply)
+                payload = self._whole(call, fate.reply)
                 MANGLES[fate.how](payload)
                 await _event(response, payload)
             case _:
@@ -205,7 +220,7 @@ class Routes(Core, Face):
         return response
 
     async def _end(self, response: web.StreamResponse, call: Call, reply: Reply, sent: int) -> None:
-        whole = wire.generation(call.body, reply)
+        whole = self._whole(call, reply)
         ids, pairs = whole["output_ids"], whole["meta_info"]["output_token_logprobs"] or []
         stop = int(reply.finish == "stop" and bool(call.body.get("include_stop_str_in_output")) and bool(ids))
         if len(ids) - stop > sent:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tests.support.sglang_wire import LOGPROB, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tests.support.routing import Routing
 
 __all__ = [
     "ABORT_IS_OFF",
@@ -38,6 +40,10 @@ Problem = tuple[int, Any]
 STOP_TEXT = "<|eos|>"
 """Text of a stop token that is returned; generated ids have none."""
 ABORT_IS_OFF = "This server does not support abort requests. Enable with --enable-abort-handling flag."
+EXPERTS_ARE_OFF = (
+    "routed experts requested but not configured in engine configuration. "
+    "May start the api_server with --enable-return-routed-experts flag."
+)
 LOGPROBS_ARE_OFF = "return_logprob(True) requested but not enabled logprobs_mode in engine configuration."
 NOT_JSON = "Unsupported Media Type: Only 'application/json' is allowed"
 STARTED_AT = 1795220330.25
@@ -110,11 +116,27 @@ def chunk(
     }
 
 
-def generation(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
-    """Build a whole `/generate` answer."""
+def generation(
+    body: Mapping[str, Any],
+    reply: Reply,
+    *,
+    routing: Routing | None = None,
+    share: Callable[[Any], str] | None = None,
+) -> dict[str, Any]:
+    """Build a whole `/generate` answer.
+
+    Args:
+        body: the request.
+        reply: what the generation came to.
+        routing: of its model, where it was started to return that.
+        share: keeps all rows of that, the last token's of a `stop` included, and returns their key.
+    """
     ids, logprobs = kept(reply, body)
     text = STOP_TEXT if reply.finish == "stop" and body.get("include_stop_str_in_output") else ""
     answer = chunk(body, ids, logprobs, made=len(ids), finish=reply.finish, text=text)
+    if routing is not None and body.get("return_routed_experts"):
+        told = [*body["input_ids"], *(ids if share is None else reply.ids(budget(body)))]
+        answer["meta_info"]["routed_experts"] = routing.numbers(told) if share is None else share(routing.hidden(told))
     answer["meta_info"].update(reply.meta or {})
     return answer
 
@@ -181,13 +203,16 @@ def _check_types(body: Any) -> Problem | None:
     return None
 
 
-def check_generate(body: Any, *, context: int, logprobs: bool, occupied: Mapping[int, Any]) -> Problem | None:
+def check_generate(
+    body: Any, *, context: int, logprobs: bool, experts: bool = False, occupied: Mapping[int, Any]
+) -> Problem | None:
     """Say what the server would refuse in a `/generate` body, in its order, or None.
 
     Args:
         body: what was sent.
         context: longest prompt, in tokens.
         logprobs: whether it was started with a `--logprobs-mode`.
+        experts: whether it was started with `--enable-return-routed-experts`.
         occupied: its sessions by *internal* id, which it compares the caller's with.
     """
     problem = _check_types(body)
@@ -195,6 +220,8 @@ def check_generate(body: Any, *, context: int, logprobs: bool, occupied: Mapping
         return problem
     if body.get("return_logprob") and not logprobs:
         return error(400, LOGPROBS_ARE_OFF)
+    if body.get("return_routed_experts") and not experts:
+        return error(400, EXPERTS_ARE_OFF)
     ids, most = body.get("input_ids"), body.get("max_tokens", 128)
     if (body.get("prompt") is None) == (ids is None):
         return error(400, "You must specify exactly one of prompt or input_ids")

@@ -18,6 +18,7 @@ from aiohttp import web
 from tests.support import sglang_wire as wire
 from tests.support.face import Face, as_json, body_of, cut, plain, reset_connection, twice
 from tests.support.faults import MANGLES, Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
+from tests.support.routing import Routing
 from tests.support.sglang_core import Call, Core
 from tests.support.sglang_wire import Reply
 
@@ -45,6 +46,8 @@ class Routes(Core, Face):
     vocab_size: int | None
     context: int
     report_spans: bool = False
+    experts: Routing | None = None
+    lose_experts: bool = False
     fail_update: bool | str = False
     loads: tuple[int, int] | None = None
     healthy: bool = True
@@ -52,6 +55,7 @@ class Routes(Core, Face):
 
     def __init__(self, *, slots: int | None, weight_version: str) -> None:
         super().__init__(slots=slots, weight_version=weight_version)
+        self.told: dict[str, Any] = {}
         self.aborts: list[dict[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
         self.clients: dict[Call, web.Request] = {}
@@ -134,6 +138,7 @@ class Routes(Core, Face):
             max_new_tokens=call.max_new_tokens,
             version=self.weight_version,
             unfinished=unfinished,
+            routing=None if self.lose_experts else self.experts,
         )
 
     async def _answer(self, request: web.Request, call: Call, fate: Reply | Fault) -> web.StreamResponse:
@@ -282,7 +287,14 @@ class Routes(Core, Face):
 
     async def _server_info(self, _: web.Request) -> web.Response:
         limit = self.slots or NO_LIMIT
-        return as_json(wire.server_info(self.model_path, version=VERSION, context=self.context, max_running=limit))
+        told = wire.server_info(
+            self.model_path,
+            version=VERSION,
+            context=self.context,
+            max_running=limit,
+            experts=self.experts is not None,
+        )
+        return as_json(told | self.told)
 
     async def _models(self, _: web.Request) -> web.Response:
         return as_json({"object": "list", "data": [{"id": self.model_path, "object": "model"}]})

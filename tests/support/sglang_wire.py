@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tests.support.routing import Routing
+
 __all__ = [
     "CACHE_FLUSHED",
     "FLUSH_FAILED",
@@ -104,7 +106,14 @@ def _finish_reason(finish: Finish, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def generation(
-    rid: str, reply: Reply, *, body: Mapping[str, Any], max_new_tokens: int, version: str, unfinished: bool = False
+    rid: str,
+    reply: Reply,
+    *,
+    body: Mapping[str, Any],
+    max_new_tokens: int,
+    version: str,
+    unfinished: bool = False,
+    routing: Routing | None = None,
 ) -> dict[str, Any]:
     """Build one `/generate` answer.
 
@@ -115,6 +124,7 @@ def generation(
         max_new_tokens: its budget.
         version: the engine's weight label now.
         unfinished: a chunk of a stream before its last: finish reason null.
+        routing: of its model, where it was started to return that.
     """
     ids = reply.ids(max_new_tokens)
     queued = reply.finish == "abort-queued"
@@ -140,6 +150,8 @@ def generation(
         meta["response_sent_to_client_ts"] = SENT_AT
     if reply.weight_versions is not None:
         meta["weight_versions"] = [dict(span) for span in reply.weight_versions]
+    if routing is not None and body.get("return_routed_experts") and not (queued or unfinished):
+        meta["routed_experts"] = routing.int32([*body["input_ids"], *ids], body.get("routed_experts_start_len") or 0)
     meta.update(reply.meta or {})
     return {"text": "x" * len(ids), "output_ids": ids, "meta_info": meta}
 
@@ -190,7 +202,9 @@ def model_info(model_path: str, weight_version: str) -> dict[str, Any]:
     }
 
 
-def server_info(model_path: str, *, version: str, context: int, max_running: int) -> dict[str, Any]:
+def server_info(
+    model_path: str, *, version: str, context: int, max_running: int, experts: bool = False
+) -> dict[str, Any]:
     """Build a `/server_info` answer: the fields a client plans by."""
     return {
         "model_path": model_path,
@@ -200,6 +214,7 @@ def server_info(model_path: str, *, version: str, context: int, max_running: int
         "tp_size": 1,
         "pp_size": 1,
         "dp_size": 1,
+        "enable_return_routed_experts": experts,
         "version": version,
         "internal_states": [{"max_running_requests": max_running}],
     }
@@ -243,7 +258,14 @@ def check_generate(body: Any, *, context: int) -> Problem | None:
     if unknown is not None:
         expected = ", ".join(f"`{key}`" for key in SAMPLING_KEYS)
         return 400, {"error": f"unknown field `{unknown}`, expected one of {expected}"}
-    return _check_values(ids, sampling, context)
+    return _check_values(ids, sampling, context) or _check_start(body, ids)
+
+
+def _check_start(body: Mapping[str, Any], ids: list[Any] | None) -> Problem | None:
+    start, prompt = body.get("routed_experts_start_len") or 0, len(ids or ())
+    if not 0 <= start <= prompt:
+        return invalid(f"routed_experts_start_len must be in [0, {prompt}], got {start}.")
+    return None
 
 
 def _check_values(ids: list[Any] | None, sampling: Mapping[str, Any], context: int) -> Problem | None:

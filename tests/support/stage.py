@@ -1,7 +1,7 @@
 """A `RolloutService` in this process, small, watched all along, and proved clean at its end.
 
 - The ledger is checked at every event, and recounted over live groups whenever a test waits or takes a batch.
-- At the end nothing is left: no task, no connection, no judge process, and the gate is closed.
+- At the end nothing is left: no task, no connection, no judge process, no tensor, and the gate is closed.
 - A component that died fails the test, unless the test said that one would.
 """
 
@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.recovery import Restore
 from rollout_svc.service import RolloutService
+from rollout_svc.tensors import Threads
 from rollout_svc.workers.worker import Worker
 from tests.support.bell import WAIT_S, Bell
 from tests.support.face import Face
@@ -94,8 +96,13 @@ def _worker(engine: Face | str | Mapping[str, Any]) -> dict[str, Any]:
     return {"url": engine if isinstance(engine, str) else engine.url}
 
 
-def _outside(storage: Storage | None, transport: Callable[[], HttpTransport] = HttpTransport) -> Outside:
-    return Outside(transport=transport) if storage is None else Outside(transport=transport, storage=lambda: storage)
+def _outside(
+    storage: Storage | None,
+    transport: Callable[[], HttpTransport] = HttpTransport,
+    threads: Threads | None = None,
+) -> Outside:
+    outside = Outside(transport=transport) if storage is None else Outside(transport=transport, storage=lambda: storage)
+    return outside if threads is None else replace(outside, threads=lambda: threads)
 
 
 class Stage:
@@ -256,6 +263,7 @@ async def stage(
     storage: Storage | None = None,
     transport: Callable[[], HttpTransport] = HttpTransport,
     restore: Restore | None = None,
+    threads: Threads | None = None,
     **sections: Any,
 ) -> AsyncIterator[Stage]:
     """Run a service over engines.
@@ -267,10 +275,11 @@ async def stage(
         storage: where groups are made durable.
         transport: makes what carries calls to engines.
         restore: a snapshot to go on from.
+        threads: where heavy work is done.
         sections: see `make_config`.
     """
     before = _tasks()
-    made = Stage(make_config(*engines, **sections), _outside(storage, transport), restore)
+    made = Stage(make_config(*engines, **sections), _outside(storage, transport, threads), restore)
     service = made.service
     parts: tuple[Any, ...] = (made.judge, made.agent, storage)
     for part in parts:
@@ -319,6 +328,8 @@ def _assert_nothing_left(
     assert not any(worker.tokens for worker in parts.pool.workers.values())
     assert getattr(parts.processes, "_pool", None) is None
     assert not parts.judging.calls
+    assert not parts.handles.live  # P27
+    assert not parts.handles.lost
 
 
 def _tasks() -> set[asyncio.Task[Any]]:

@@ -17,6 +17,7 @@ from aiohttp import web
 from tests.support import vllm_wire as wire
 from tests.support.face import Face, as_json, body_of, cut, plain, reset_connection, twice
 from tests.support.faults import Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
+from tests.support.routing import Routing
 from tests.support.sglang_wire import Reply
 from tests.support.vllm_core import Call, Core, PauseMode
 
@@ -49,6 +50,8 @@ class Routes(Core, Face):
     log_stats: bool
     logprobs_mode: str
     processes: int
+    experts: Routing | None = None
+    lose_experts: bool = False
 
     def __init__(self, *, slots: int | None, context: int, weight_version: str) -> None:
         super().__init__(slots=slots, context=context, weight_version=weight_version)
@@ -134,9 +137,14 @@ class Routes(Core, Face):
             self.clients.pop(call, None)
             self.changed()
 
+    @property
+    def _routing(self) -> Routing | None:
+        return None if self.lose_experts else self.experts
+
     def _payload(self, call: Call, reply: Reply) -> dict[str, Any]:
         versions = call.spans() if reply.weight_versions is None else reply.weight_versions
-        found = wire.choices(call.body, reply, reply.ids(call.max_tokens), versions=versions)
+        ids = reply.ids(call.max_tokens)
+        found = wire.choices(call.body, reply, ids, versions=versions, routing=self._routing)
         return wire.generation(call.engine_id, self.model, call.body, found)
 
     async def _answer(self, request: web.Request, call: Call, fate: Reply | Fault) -> web.StreamResponse:
@@ -197,7 +205,9 @@ class Routes(Core, Face):
     ) -> None:  # fmt: skip
         versions = (call.spans() if reply.weight_versions is None else reply.weight_versions) if last else None
         ids = reply.ids(call.max_tokens)
-        found = wire.choices(call.body, reply, ids, first=first, versions=versions, unfinished=not last)
+        found = wire.choices(
+            call.body, reply, ids, first=first, versions=versions, unfinished=not last, routing=self._routing
+        )
         await self._event(request, response, wire.chunk(call.engine_id, found))
 
     async def _event(self, request: web.Request, response: web.StreamResponse, data: Any) -> None:
@@ -303,4 +313,5 @@ class Routes(Core, Face):
     async def _server_info(self, _: web.Request) -> web.Response:
         slots = self.slots or NO_LIMIT
         config = {"logprobs_mode": self.logprobs_mode, "slots": slots, "processes": self.processes}
+        config["experts"] = self.experts is not None
         return as_json(wire.server_info(self.model, self.context, **config))  # type: ignore[arg-type]

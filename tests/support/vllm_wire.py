@@ -14,6 +14,8 @@ from tests.support.sglang_wire import LOGPROB, Reply
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tests.support.routing import Routing
+
 __all__ = [
     "CORE_DEAD",
     "DEV_ROUTES",
@@ -165,6 +167,7 @@ def choices(
     first: int = 0,
     versions: Sequence[Mapping[str, Any]] | None,
     unfinished: bool = False,
+    routing: Routing | None = None,
 ) -> list[dict[str, Any]]:
     """Build the choices of an answer or of a chunk: one for each of `n`, all alike.
 
@@ -175,15 +178,17 @@ def choices(
         first: the first id this chunk tells.
         versions: spans over all ids; None in a chunk that is not the last.
         unfinished: a chunk that is not the last.
+        routing: of its model, where it was started to return that: it does so whether or not it is asked.
     """
     sampling = body["sampling_params"]
     logprobs = [LOGPROB] * len(ids) if reply.logprobs is None else list(reply.logprobs)
+    tokens, start = [*body["token_ids"], *ids], sampling.get("routed_experts_prompt_start", 0)
     choice: dict[str, Any] = {
         "index": 0,
         "finish_reason": None if unfinished else reply.finish,
         "stop_reason": None,
         "token_ids": list(ids[first:]),
-        "routed_experts": None,
+        "routed_experts": None if routing is None or unfinished or not ids else routing.npy(tokens, start),
         "sampling_mask": None,
         "weight_versions": None if versions is None else [dict(span) for span in versions],
         "logprobs": None if sampling.get("logprobs") is None else _content(ids[first:], logprobs[first:]),
@@ -234,7 +239,9 @@ def models(model: str, root: str, context: int) -> dict[str, Any]:
     return {"object": "list", "data": [{**card, "max_model_len": context, "permission": []}]}
 
 
-def server_info(model: str, context: int, *, logprobs_mode: str, slots: int, processes: int) -> dict[str, Any]:
+def server_info(
+    model: str, context: int, *, logprobs_mode: str, slots: int, processes: int, experts: bool = False
+) -> dict[str, Any]:
     """Build a `/server_info?config_format=json` answer: the fields a client plans by."""
     told = {"model": model, "tokenizer": model, "max_model_len": context, "logprobs_mode": logprobs_mode}
     return {
@@ -242,7 +249,7 @@ def server_info(model: str, context: int, *, logprobs_mode: str, slots: int, pro
             "model_config": {**told, "served_model_name": model, "skip_tokenizer_init": False},
             "scheduler_config": {"max_num_seqs": slots, "policy": "fcfs"},
             "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1, "_api_process_count": processes},
-            "aux_output_config": {"enable_return_routed_experts": False},
+            "aux_output_config": {"enable_return_routed_experts": experts},
         },
         "vllm_env": {},
         "system_env": {},

@@ -3,7 +3,9 @@
 Invariants:
 
 - Noting takes what is immutable, or encodes what is small and may change; a thread does the rest. The loop never waits.
-- What is noted is noted once: a sample that is as it was noted last is not written again.
+- What is noted is noted once: a sample that is as it was noted last is not written again. Routed experts are written
+  when their handle is another one than the sample was noted with, and only then; they are read when they are noted,
+  and so may be released before they are written.
 - A journal that failed says so once, by `on_failure`, and fails every `flush` and `save` from then on.
 """
 
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
+from weakref import ref
 
 import orjson
 
@@ -37,6 +40,7 @@ from rollout_svc.segment import Segment
 __all__ = ["Journal"]
 
 _Mark = tuple[str, int, int, int, int]  # of a sample as it was noted: status, attempt, failures, turn, tokens
+_Routed = Callable[[], object]  # gives the handle of the routed experts a sample was noted with, while it is there
 
 
 class Journal:
@@ -56,6 +60,11 @@ class Journal:
         self._marks: dict[str, list[_Mark | None]] = {
             group.group_id: [_mark_found(state) for state in group.samples] for group in recovered.groups
         }
+        self._routed: dict[str, dict[int, _Routed]] = {}
+        for group in recovered.groups:
+            for index, state in enumerate(group.samples):
+                if state.experts is not None:
+                    self._routed.setdefault(group.group_id, {})[index] = _unknown
         self._tallies = (recovered.late_discarded, recovered.redone)
 
     @classmethod
@@ -147,7 +156,7 @@ class Journal:
 
     def settled(self, group: Group, *, again: bool = False) -> None:
         """Note the end of a group without a trainer."""
-        self._marks.pop(group.group_id, None)
+        self._forget(group)
         self._note(notes.Settled(group.group_id, group.account, again))
         self._tell_tallies()
 
@@ -166,7 +175,7 @@ class Journal:
     def consumed(self, lease: Lease) -> None:
         """Note the end of a lease by its ack."""
         for group in lease.groups:
-            self._marks.pop(group.group_id, None)
+            self._forget(group)
         self._note(notes.Consumed(lease.batch_id, lease.step, _ids(lease)))
         self._tell_tallies()
 
@@ -209,11 +218,30 @@ class Journal:
             if marks is None or sample.settled:
                 continue
             mark = _mark_of(sample, more)
-            if marks[sample.index] != mark:
+            known = marks[sample.index] == mark
+            if known and sample.status is SampleStatus.COMPLETED:
+                continue
+            routed = self._reroute(sample)
+            if routed or not known:
                 marks[sample.index] = mark
-                state = sample.state(more)
-                members.append(notes.Member(sample.group_id, sample.index, state, state_json(state)))
+                state = sample.state(more, experts=routed)
+                members.append(notes.Member(sample.group_id, sample.index, state, state_json(state), routed))
         return tuple(members)
+
+    def _reroute(self, sample: Sample) -> bool:
+        """Remember the handle of a sample's routed experts; returns whether it is another than before."""
+        handle, noted = sample.experts, self._routed.get(sample.group_id)
+        if handle is None:
+            return noted is not None and noted.pop(sample.index, None) is not None
+        before = None if noted is None else noted.get(sample.index)
+        if before is not None and before() is handle:
+            return False
+        self._routed.setdefault(sample.group_id, {})[sample.index] = ref(handle)
+        return True
+
+    def _forget(self, group: Group) -> None:
+        self._marks.pop(group.group_id, None)
+        self._routed.pop(group.group_id, None)
 
     def _tell_tallies(self) -> None:
         """Note the tallies beside the accounts, where they changed."""
@@ -222,6 +250,10 @@ class Journal:
             if tallies != self._tallies:
                 self._tallies = tallies
                 self._note(notes.Tallied(*tallies))
+
+
+def _unknown() -> None:
+    """The handle that routed experts of an earlier life were noted with."""
 
 
 def _mark_of(sample: Sample, more: Segment | None) -> _Mark:

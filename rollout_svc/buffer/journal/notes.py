@@ -29,12 +29,18 @@ __all__ = [
 
 
 class Member(NamedTuple):
-    """A sample as it was; `head` is `records.state_json` of it."""
+    """A sample as it was.
+
+    Attributes:
+        head: `records.state_json` of it.
+        routed: whether its routed experts are others than those it was noted with; else the state is without them.
+    """
 
     group_id: str
     member: int
     state: SampleState
     head: bytes | None
+    routed: bool = False
 
 
 class Pushed(NamedTuple):

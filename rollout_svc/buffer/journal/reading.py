@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from rollout_svc.buffer.journal.records import decode_prompt, decode_sample
+from rollout_svc.buffer.journal.routing import Piece, join
 from rollout_svc.buffer.recovered import FoundGroup, FoundLease, Position, Pushed, Recovered
 from rollout_svc.ledger import Account
 from rollout_svc.prompt import Prompt
@@ -27,6 +28,10 @@ _AGAIN: Final = "SELECT prompt_id, task, prompt, ids FROM again"
 _GROUPS: Final = (
     "SELECT group_id, task, prompt_id, prompt, ids, size, account, hand_backs, cuts FROM groups "
     "ORDER BY CASE account WHEN 'open' THEN 1 ELSE 0 END, place, number"
+)
+
+_EXPERTS: Final = (
+    "SELECT member, piece, dtype, tokens, layers, top_k, data FROM experts WHERE group_id = ? ORDER BY member, piece"
 )
 
 
@@ -63,12 +68,17 @@ def _prompts(connection: sqlite3.Connection, query: str, *arguments: Any) -> Ite
 
 
 def _groups(connection: sqlite3.Connection) -> Iterator[FoundGroup]:
+    routed = {group_id for (group_id,) in connection.execute("SELECT DISTINCT group_id FROM experts")}
     for row in connection.execute(_GROUPS):
         group_id, task, prompt_id, prompt, ids, size, account, hand_backs, cuts = row
         members = [SampleState()] * size
         rows = connection.execute("SELECT member, status, state, tokens FROM samples WHERE group_id = ?", (group_id,))
         for member, status, state, tokens in rows:
             members[member] = decode_sample(status, state, tokens).handed_back()
+        if group_id in routed:
+            for member, experts in _experts(connection, group_id).items():
+                if members[member].packed is not None or members[member].segments:  # else it begins again
+                    members[member] = members[member]._replace(experts=experts)
         yield FoundGroup(
             group_id=group_id,
             prompt=decode_prompt(prompt_id, task, prompt, ids),
@@ -77,6 +87,14 @@ def _groups(connection: sqlite3.Connection) -> Iterator[FoundGroup]:
             cuts=cuts,
             samples=tuple(members),
         )
+
+
+def _experts(connection: sqlite3.Connection, group_id: str) -> dict[int, Any]:
+    """Routed experts of a group's members, of those that have some."""
+    pieces: dict[int, list[Piece]] = {}
+    for member, *piece in connection.execute(_EXPERTS, (group_id,)):
+        pieces.setdefault(member, []).append(Piece(*piece))
+    return {member: join(rows) for member, rows in pieces.items()}
 
 
 def _leases(connection: sqlite3.Connection) -> Iterator[FoundLease]:

@@ -5,6 +5,8 @@ Invariants:
 - A file of ours says so in its first 100 bytes (`APPLICATION`, `VERSION`), so that another is told apart without being
   opened.
 - `meta.fingerprint` is written before the file has its name, and never changed.
+- A sample's routed experts go with it. They lie in pieces, each a row: what a statement is given is copied while no
+  other thread runs.
 - A pushed id stays for good, without its line once that is used up: a push that is repeated is known.
 
 Durability: WAL. With `synchronous=NORMAL` a commit that was answered survives a killed process, for it is in the file,
@@ -23,7 +25,7 @@ APPLICATION: Final = 0x726F6C6A
 """`application_id` of the file: "rolj"."""
 SNAPSHOT: Final = 0x726F6C73
 """That of a snapshot: "rols", so that neither is taken for the other."""
-VERSION: Final = 1
+VERSION: Final = 2
 """`user_version` of the file: raised with every change of the tables."""
 PRAGMAS: Final = (
     "PRAGMA locking_mode=EXCLUSIVE",  # one service per journal; and no shared memory beside the file
@@ -53,6 +55,11 @@ CREATE INDEX groups_waiting ON groups (account, place);
 CREATE TABLE samples (
     number INTEGER PRIMARY KEY, group_id TEXT NOT NULL, member INTEGER NOT NULL, status TEXT NOT NULL,
     state BLOB NOT NULL, tokens BLOB, UNIQUE (group_id, member)
+);
+CREATE TABLE experts (
+    number INTEGER PRIMARY KEY, group_id TEXT NOT NULL, member INTEGER NOT NULL, piece INTEGER NOT NULL,
+    dtype TEXT NOT NULL, tokens INTEGER NOT NULL, layers INTEGER NOT NULL, top_k INTEGER NOT NULL, data BLOB NOT NULL,
+    UNIQUE (group_id, member, piece)
 );
 CREATE TABLE leases (
     number INTEGER PRIMARY KEY AUTOINCREMENT, batch_id TEXT NOT NULL UNIQUE, step INTEGER NOT NULL,

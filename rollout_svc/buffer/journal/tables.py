@@ -4,6 +4,8 @@ Invariants:
 
 - Notes change the tables only through `write`, inside the caller's transaction.
 - A note about a group that is not there, or about a sample of one, changes nothing: it was settled before.
+- Routed experts are written where a note says that they are others, with their sample; they leave with its group.
+  Where there never were any, nothing is asked about them.
 - Totals of settled groups are counted when the group leaves, so that totals and groups are always of one moment.
 - What is written together comes to what it would one by one; of a sample, a source or a line only the last is written,
   in as few statements as there can be: each is a turn in which the thread and the loop wait for each other.
@@ -20,6 +22,7 @@ import orjson
 
 from rollout_svc.buffer.journal import notes
 from rollout_svc.buffer.journal.records import encode_ids, encode_sample
+from rollout_svc.buffer.journal.routing import split
 
 __all__ = ["REMEMBERED_LEASES", "Tables"]
 
@@ -47,6 +50,11 @@ _MOVE_SOURCE: Final = (
 _USE_LINES: Final = f"UPDATE pushed SET line = NULL WHERE task = ? AND prompt_id IN {_AMONG}"  # noqa: S608
 _THERE: Final = f"SELECT group_id FROM groups WHERE group_id IN {_AMONG}"  # noqa: S608
 _FORGET: Final = tuple(f"DELETE FROM {table} WHERE group_id IN {_AMONG}" for table in ("samples", "groups"))  # noqa: S608
+_FORGET_EXPERTS: Final = f"DELETE FROM experts WHERE group_id IN {_AMONG}"  # noqa: S608
+_DROP_EXPERTS: Final = "DELETE FROM experts WHERE group_id = ? AND member = ?"
+_PUT_EXPERTS: Final = (
+    "INSERT INTO experts (group_id, member, piece, dtype, tokens, layers, top_k, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _LEND: Final = f"UPDATE groups SET account = 'leased' WHERE group_id IN {_AMONG}"  # noqa: S608
 _SET_META: Final = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
@@ -59,9 +67,11 @@ class Tables:
         self._do = connection.execute
         self._do_many = connection.executemany
         self._keep_steps = keep_steps
+        self._routed: bool | None = None  # whether there may be routed experts; None: nobody has looked
         self._places: tuple[int, int] | None = None  # of the ready groups, before the first and after the last
         # Of the transaction under way:
         self._members: dict[str, dict[int, notes.Member]] = {}
+        self._experts: dict[str, dict[int, Any]] = {}
         self._sources: dict[str, tuple[int | None, bytes | None]] = {}
         self._used: dict[str, list[str]] = {}
         self._ready: list[str] = []
@@ -120,6 +130,8 @@ class Tables:
     def _put(self, members: Iterable[notes.Member]) -> None:
         for member in members:
             self._members.setdefault(member.group_id, {})[member.member] = member
+            if member.routed:
+                self._experts.setdefault(member.group_id, {})[member.member] = member.state.experts
 
     def _write_members(self) -> None:
         if not self._members:
@@ -130,7 +142,24 @@ class Tables:
         while some := list(islice(members, _ROWS)):
             values = [value for member in some for value in _row(member)]
             self._do(_PUT_SAMPLES.format(", ".join(["(?, ?, ?, ?, ?)"] * len(some))), values)
-        self._members = {}
+        for (group_id,) in there:
+            for index, experts in self._experts.get(group_id, {}).items():
+                self._write_experts(group_id, index, experts)
+        self._members, self._experts = {}, {}
+
+    def _write_experts(self, group_id: str, member: int, experts: Any) -> None:
+        """Have a sample's routed experts in the file, and no others; None: it has none."""
+        if self._may_be_routed():
+            self._do(_DROP_EXPERTS, (group_id, member))
+        if experts is not None:
+            self._routed = True
+            for piece in split(experts):
+                self._do(_PUT_EXPERTS, (group_id, member, *piece))
+
+    def _may_be_routed(self) -> bool:
+        if self._routed is None:
+            self._routed = bool(self._do("SELECT EXISTS (SELECT 1 FROM experts)").fetchone()[0])
+        return self._routed
 
     def _handed_back(self, note: notes.HandedBack) -> None:
         row = (note.hand_backs, note.cuts, note.group_id)
@@ -171,9 +200,10 @@ class Tables:
         self._line_up()
         for group_id in group_ids:
             self._members.pop(group_id, None)
+            self._experts.pop(group_id, None)
         named = orjson.dumps(group_ids).decode()
         self._do(_COUNT, (outcome, named))
-        for forget in _FORGET:
+        for forget in (*_FORGET, _FORGET_EXPERTS) if self._may_be_routed() else _FORGET:
             self._do(forget, (named,))
 
     # -- trainers --------------------------------------------------------------------------------------------
@@ -219,5 +249,5 @@ class Tables:
 
 
 def _row(member: notes.Member) -> tuple[object, ...]:
-    group_id, index, state, head = member
-    return (group_id, index, state.status, *encode_sample(state, head))
+    state = member.state
+    return (member.group_id, member.member, state.status, *encode_sample(state, member.head))

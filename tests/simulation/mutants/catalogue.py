@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.simulation.mutants.mutant import Edit, Mutant
+from tests.simulation.mutants.routed import ROUTED
 
 __all__ = ["MUTANTS"]
 
@@ -403,5 +404,5 @@ _ALL: Final = (
     ),
 )
 
-MUTANTS: Final[dict[str, Mutant]] = {mutant.name: mutant for mutant in _ALL}
+MUTANTS: Final[dict[str, Mutant]] = {mutant.name: mutant for mutant in (*_ALL, *ROUTED)}
 """By name, in the order of the table."""

@@ -1,0 +1,74 @@
+"""Trees of tensors: dicts, lists, tuples, named tuples and dataclasses, and what hangs on them.
+
+Invariants:
+
+- Pure: the tree that is given is not changed; its containers are made anew, of the same types.
+- Leaves are visited in the order of the tree; what is no container is a leaf.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["leaves", "mapped"]
+
+
+def leaves(tree: Any, is_leaf: Callable[[Any], bool]) -> Iterator[Any]:
+    """Yield the leaves of a tree.
+
+    Args:
+        tree: of containers.
+        is_leaf: says so of what would otherwise be a container.
+    """
+    children = None if is_leaf(tree) else _children(tree)
+    if children is None:
+        yield tree
+    else:
+        for child in children:
+            yield from leaves(child, is_leaf)
+
+
+def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Return a tree with every leaf replaced. Arguments as `leaves`."""
+    if is_leaf(tree):
+        return change(tree)
+
+    def inner(child: Any) -> Any:
+        return mapped(child, is_leaf, change)
+
+    if isinstance(tree, dict):
+        changed = copy.copy(tree)  # of its own type, with whatever else it knows
+        for key, child in tree.items():
+            changed[key] = inner(child)
+        return changed
+    if isinstance(tree, tuple):
+        values = [inner(child) for child in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    if isinstance(tree, list):
+        made = copy.copy(tree)
+        made[:] = [inner(child) for child in tree]
+        return made
+    if _is_dataclass(tree):
+        made = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            if hasattr(tree, field.name):
+                object.__setattr__(made, field.name, inner(getattr(tree, field.name)))  # frozen ones as well
+        return made
+    return change(tree)
+
+
+def _children(tree: Any) -> list[Any] | None:
+    if isinstance(tree, dict):
+        return list(tree.values())
+    if isinstance(tree, list | tuple):
+        return list(tree)
+    if _is_dataclass(tree):
+        return [getattr(tree, field.name) for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
+    return None
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -1,0 +1,1 @@
+"""Shards: their owner, their buffer, their way over the wire."""
