@@ -9,7 +9,8 @@ Invariants:
 
 - Room is reserved before a byte is written.
 - What is written is whole when `written` is even.
-- The name goes with the slab; whoever mapped it keeps the bytes until it lets go.
+- The name goes with the slab, or where its process was killed with the next one that is made on this machine; whoever
+  mapped it keeps the bytes until it lets go.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+
+from rollout_svc.tensors.shared import own_prefix, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +53,8 @@ class SharedSlab:
         Raises:
             OSError: there is no room, or no shared memory.
         """
-        self.name = f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+        sweep(folder, PREFIX)
+        self.name = f"{own_prefix(PREFIX)}{os.urandom(4).hex()}"
         self.nbytes = nbytes
         self._path = folder / self.name
         descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
