@@ -49,6 +49,8 @@ from rollout_svc.tensors import Handles, Store
 from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
 from rollout_svc.trajectories import Trajectories, trajectory_problems
 from rollout_svc.weights.fleet import Fleet
+from rollout_svc.weights.presence import Presence
+from rollout_svc.weights.staging import Staging
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.absence import Attendance
 from rollout_svc.workers.control import Control
@@ -308,7 +310,9 @@ class _FleetParts:
             bus=bus,
             rng=ground.rng,
         )
-        self.updater = WeightUpdater(fleet=self.fleet, pool=self.pool, tasks=tasks, bus=bus)
+        presence = Presence(self.pool, tasks)
+        staging = Staging(ground.transport, self.control, presence, config.request_timeout_s)
+        self.updater = WeightUpdater(fleet=self.fleet, pool=self.pool, bus=bus, presence=presence, staging=staging)
 
 
 class _WorkParts:

@@ -21,6 +21,10 @@ ADMIN_ROUTES: Final = frozenset(
         "/continue_generation",
         "/update_weights_from_disk",
         "/update_weight_version",
+        "/begin_weight_update",
+        "/update_weights_from_shared_memory",
+        "/end_weight_update",
+        "/abandon_weight_update",
         "/flush_cache",
     }
 )

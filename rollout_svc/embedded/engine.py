@@ -21,10 +21,11 @@ from rollout_svc.embedded.door import Door
 from rollout_svc.embedded.job import Outcome
 from rollout_svc.embedded.model import read_weights, write_weights
 from rollout_svc.embedded.runner import EngineDiedError, EngineThread
+from rollout_svc.embedded.updating import Updating
 from rollout_svc.embedded.wire import invalid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
     from typing import Any
 
     from rollout_svc.embedded.job import Job
@@ -48,6 +49,8 @@ class Engine:
         self._abort_sent: set[str] = set()
         self._owned: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._updating = Updating(scheduler.model)
+        self._staging = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Engine in_flight={len(self._in_flight)} {self.door!r} {self.thread!r}>"
@@ -169,6 +172,30 @@ class Engine:
         """
         await self._complete(self._load(path, version, abort_running=abort_running))
 
+    async def begin_update(self, manifest: Any, *, finite: bool) -> None:
+        """Begin an update in buckets; see `Updating.begin`. Requests run on."""
+        async with self._staging:
+            self._updating.begin(manifest, finite=finite)
+
+    async def receive_bucket(self, call: Mapping[str, Any]) -> int:
+        """Stage a bucket beside the weights, in a thread; see `Updating.receive`. Requests run on."""
+        async with self._staging:
+            return await asyncio.to_thread(self._updating.receive, call)
+
+    async def end_update(self, version: str | None) -> None:
+        """Swap what was staged in, and label it, where nothing runs or what runs is frozen; see `Updating.finish`.
+
+        Raises:
+            WeightsError: Tensors are missing; nothing has changed.
+            EngineDiedError: The engine has ended.
+        """
+        await self._complete(self._end_update(version))
+
+    async def abandon_update(self) -> None:
+        """Forget an update that is under way. Idempotent."""
+        async with self._staging:
+            self._updating.abandon()
+
     async def relabel(self, version: str, *, abort_running: bool) -> None:
         """Name the weights anew, after aborting everything in flight if so asked.
 
@@ -239,6 +266,15 @@ class Engine:
         if abort_running:
             self._abort_jobs(lambda _: True)
         async with self.door.exclusively():
+            await self.thread.call(swap)
+
+    async def _end_update(self, version: str | None) -> None:
+        def swap() -> None:
+            self._updating.finish()
+            if version is not None:
+                self._scheduler.relabel(version)
+
+        async with self._staging, self.door.exclusively():
             await self.thread.call(swap)
 
     async def _complete(self, work: Coroutine[Any, Any, T]) -> T:

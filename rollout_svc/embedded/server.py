@@ -14,16 +14,17 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import orjson
 from aiohttp import web
 
 from rollout_svc.embedded.auth import Keys
+from rollout_svc.embedded.bodies import as_json, read_body, update_answer
 from rollout_svc.embedded.engine import PAUSE_MODES
 from rollout_svc.embedded.model import WeightsError
 from rollout_svc.embedded.runner import EngineDiedError
 from rollout_svc.embedded.streaming import stream
+from rollout_svc.embedded.weight_routes import WEIGHT_TRANSPORTS, weight_routes
 from rollout_svc.embedded.wire import (
     RefusedError,
     answer,
@@ -133,6 +134,7 @@ class EngineServer:
                 web.post("/continue_generation", self._continue_generation),
                 web.post("/update_weights_from_disk", self._update_weights_from_disk),
                 web.post("/update_weight_version", self._update_weight_version),
+                *weight_routes(self.engine),
                 web.route("*", "/flush_cache", self._flush_cache),
                 *(web.get(path, self._model_info) for path in ("/model_info", "/get_model_info")),
                 *(web.get(path, self._server_info) for path in ("/server_info", "/get_server_info")),
@@ -150,18 +152,18 @@ class EngineServer:
     ) -> web.StreamResponse:
         """Check the key, and turn refusals into answers."""
         if not self._keys.admits(request.path, request.headers.get("Authorization")):
-            return _json({"error": "Unauthorized"}, 401)
+            return as_json({"error": "Unauthorized"}, 401)
         try:
             return await handler(request)
         except RefusedError as refused:
-            return _json(refused.body, refused.status)
+            return as_json(refused.body, refused.status)
         except EngineDiedError as error:
-            return _json({"error": {"message": str(error)}}, 503)
+            return as_json({"error": {"message": str(error)}}, 503)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         began = time.monotonic()
         identity, config = self._identity, self._identity.config
-        body = await _body(request)
+        body = await read_body(request)
         wanted = parse_generate(
             body,
             self._vocabulary,
@@ -172,10 +174,10 @@ class EngineServer:
         if wanted.stream:
             return await stream(request, wanted, self.engine, self._vocabulary)
         outcome = await self.engine.generate(wanted.job)
-        return _json(answer(wanted, outcome, self._vocabulary, time.monotonic() - began))
+        return as_json(answer(wanted, outcome, self._vocabulary, time.monotonic() - began))
 
     async def _abort_request(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await read_body(request)
         rid, everything = read_text(body, "rid"), read_flag(body, "abort_all", default=False)
         if everything:
             self.engine.abort_all()
@@ -184,40 +186,40 @@ class EngineServer:
         return web.Response()
 
     async def _pause_generation(self, request: web.Request) -> web.Response:
-        wanted = read_text(await _body(request), "mode")
+        wanted = read_text(await read_body(request), "mode")
         mode = next((name for name in PAUSE_MODES if name == (wanted or "abort")), None)
         if mode is None:
             known = ", ".join(f"'{name}'" for name in PAUSE_MODES)
             raise malformed(f"1 validation error: body.mode: must be one of {known}; got {wanted!r}")
         await self.engine.pause(mode)
-        return _json({"message": "Generation paused successfully.", "status": "ok"})
+        return as_json({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue_generation(self, request: web.Request) -> web.Response:
-        await _body(request)
+        await read_body(request)
         await self.engine.resume()
-        return _json({"message": "Generation continued successfully.", "status": "ok"})
+        return as_json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update_weights_from_disk(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await read_body(request)
         path, version = need_text(body, "model_path"), read_text(body, "weight_version")
         load_format = read_text(body, "load_format")
         read_flag(body, "flush_cache", default=True)  # nothing is cached between requests: either value is honoured
         if load_format not in {None, "auto", "safetensors"}:
-            raise RefusedError(_update_answer(f"load_format {load_format!r} is not supported by this engine."))
+            raise RefusedError(update_answer(f"load_format {load_format!r} is not supported by this engine."))
         try:
             abort_running = read_flag(body, "abort_all_requests", default=False)
             await self.engine.load(path, version, abort_running=abort_running)
         except WeightsError as error:
-            raise RefusedError(_update_answer(f"Failed to update model weights: {error}")) from error
+            raise RefusedError(update_answer(f"Failed to update model weights: {error}")) from error
         self._model_path = path
         label = f" Weight version updated to {version}." if version is not None else ""
-        return _json(_update_answer(f"Succeeded to update model weights.{label}", success=True))
+        return as_json(update_answer(f"Succeeded to update model weights.{label}", success=True))
 
     async def _update_weight_version(self, request: web.Request) -> web.Response:
-        body = await _body(request)
+        body = await read_body(request)
         version = need_text(body, "new_version")
         await self.engine.relabel(version, abort_running=read_flag(body, "abort_all_requests", default=True))
-        return _json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+        return as_json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
 
     async def _flush_cache(self, request: web.Request) -> web.Response:
         if request.method not in {"GET", "POST"}:
@@ -238,7 +240,7 @@ class EngineServer:
 
     async def _model_info(self, _: web.Request) -> web.Response:
         identity, config = self._identity, self._identity.config
-        return _json(
+        return as_json(
             {
                 "model_path": self._model_path,
                 "served_model_name": identity.model,
@@ -257,7 +259,7 @@ class EngineServer:
 
     async def _server_info(self, _: web.Request) -> web.Response:
         identity, config = self._identity, self._identity.config
-        return _json(
+        return as_json(
             {
                 "version": _package_version(),
                 "engine": "rollout_svc.embedded",
@@ -273,6 +275,7 @@ class EngineServer:
                 "pp_size": 1,
                 "weight_version": self.engine.version,
                 "pause_modes": list(PAUSE_MODES),
+                "weight_transports": list(WEIGHT_TRANSPORTS),
                 "enable_return_routed_experts": identity.tells_experts,
                 **(config.routing() if config.moe_layers else {}),
             }
@@ -290,7 +293,7 @@ class EngineServer:
             "max_total_num_tokens": identity.max_running * identity.config.context,
             "utilization": running / identity.max_running,
         }
-        return _json({"timestamp": datetime.now(UTC).isoformat(), "version": _package_version(), "loads": [load]})
+        return as_json({"timestamp": datetime.now(UTC).isoformat(), "version": _package_version(), "loads": [load]})
 
     async def _ping(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.engine.thread.alive else 503)
@@ -305,32 +308,6 @@ class EngineServer:
 
     async def _ready(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.engine.thread.alive and not self.engine.door.paused else 503)
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        RefusedError: 400 when the body is empty, is not JSON, or is not an object.
-    """
-    raw = await request.read()
-    if not raw:
-        raise malformed("1 validation error: body: field required")
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise malformed(f"1 validation error: body: not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise malformed(f"1 validation error: body: must be an object, got {type(body).__name__}")
-    return body
-
-
-def _json(body: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
-
-
-def _update_answer(message: str, *, success: bool = False) -> dict[str, Any]:
-    return {"success": success, "message": message, "num_paused_requests": 0}
 
 
 def _package_version() -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from rollout_svc.config import SamplingConfig
+from rollout_svc.engines import buckets
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
 from rollout_svc.engines.params import SamplingParams, extra_of, lift_of
 from rollout_svc.engines.parsing import (
@@ -44,6 +45,7 @@ _CAPABILITIES: Final = (
 )
 _EXPERTS: Final = "enable_return_routed_experts"  # of `/server_info`: every argument it was started with is there
 _UNHEALTHY: Final = 503
+_REFUSAL_CHARS: Final = 2000  # of what an engine says of an update that it refuses
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
 _CACHED_SPANS: Final = 1024  # spans of whole answers: few lengths and fewer labels, of values that never change
 
@@ -128,7 +130,7 @@ class SGLangDialect:
         return EngineProfile(
             dialect=self.name,
             engine_version=first_of(str, server.get("version")),
-            capabilities=(*_CAPABILITIES, "experts") if server.get(_EXPERTS) is True else _CAPABILITIES,
+            capabilities=_CAPABILITIES + _more(server),
             logprobs="raw",
             model=first_of(str, model.get("model_path"), server.get("model_path")),
             tokenizer=first_of(str, model.get("tokenizer_path"), server.get("tokenizer_path")),
@@ -211,11 +213,27 @@ class SGLangDialect:
         return [Call("POST", "/flush_cache", admin=True)]
 
     def parse_done(self, reply: Reply) -> None:
-        """200, and `success` not false."""
+        """200, and `success` not false; an update that is refused says why in `message`, which may be a list."""
         if reply.status != OK:
-            raise WorkerFailure(f"http_{reply.status}", excerpt(reply))
+            raise WorkerFailure(f"http_{reply.status}", _refusal(reply))
         if reply.body[:1] == b"{" and (body := control_body(reply)).get("success") is False:
             raise WorkerFailure("refused", str(body.get("message", "")))
+
+
+def _refusal(reply: Reply) -> str:
+    try:
+        body = orjson.loads(reply.body)
+    except ValueError:
+        return excerpt(reply)
+    message = body.get("message") if isinstance(body, dict) and "success" in body else None
+    return message[:_REFUSAL_CHARS] if isinstance(message, str) else excerpt(reply)
+
+
+def _more(server: dict[str, Any]) -> tuple[str, ...]:
+    """What it was started with, or is the built-in engine's alone."""
+    transports = server.get("weight_transports")
+    shared = isinstance(transports, list) and buckets.CAPABILITY in transports
+    return ("experts",) * (server.get(_EXPERTS) is True) + (buckets.CAPABILITY,) * shared
 
 
 def _completion(body: Any) -> Completion:

@@ -172,15 +172,28 @@ class WeightSource(Body):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "if": {"properties": {"kind": {"const": "disk"}}},
-            "then": {"required": ["path"], "properties": {"path": {"type": "string"}}},
+            "allOf": [
+                {
+                    "if": {"properties": {"kind": {"const": "disk"}}},
+                    "then": {"required": ["path"], "properties": {"path": {"type": "string"}}},
+                },
+                {
+                    "if": {"properties": {"kind": {"const": "shm"}}},
+                    "then": {"required": ["publisher"], "properties": {"publisher": {"type": "string"}}},
+                },
+            ]
         }
     )
 
-    kind: Literal["disk", "external"]
-    """`disk`: engines load them from `path`; `external`: the trainer has moved them itself."""
+    kind: Literal["disk", "external", "shm"]
+    """`disk`: engines load them from `path`; `shm`: from a `WeightPublisher`, through shared memory; `external`: the
+    trainer has moved them itself."""
     path: Annotated[str, Field(min_length=1)] | None = None
     """For `disk`: a directory that the engines can read."""
+    publisher: Annotated[str, Field(pattern=r"^http://")] | None = None
+    """For `shm`: the address of the publisher, on the engines' machine."""
+    token: Annotated[str, Field(min_length=1)] | None = None
+    """For `shm`: what the publisher asks for."""
     workers: Listed[str] | None = None
     """For `external`: the ids of those that were given the weights; null: every worker in traffic."""
 

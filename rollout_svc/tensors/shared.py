@@ -22,7 +22,7 @@ import numpy as np
 
 from rollout_svc.tensors.mapping import mapped
 
-__all__ = ["InSharedMemory", "SharedStore", "attach"]
+__all__ = ["InSharedMemory", "SharedStore", "attach", "own_prefix", "sweep"]
 
 _FOLDER: Final = Path("/dev/shm")  # noqa: S108 - the system's own file system for it
 _PREFIX: Final = "rollout-svc-"
@@ -82,15 +82,11 @@ class SharedStore:
             OSError: there is no such folder, or nothing can be written there.
         """
         self._folder = folder
-        self._own = f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}-{os.urandom(4).hex()}-"
+        self._own = f"{own_prefix(_PREFIX)}{os.urandom(4).hex()}-"
         self._numbers = count()
         if not os.access(folder, os.W_OK):
             raise OSError(f"{folder} is not there, or cannot be written to: no shared memory")
-        for path in folder.glob(f"{_PREFIX}*"):
-            pid, _, rest = path.name.removeprefix(_PREFIX).partition("-")
-            if not pid.isdigit() or _started(int(pid)) != rest.partition("-")[0]:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+        sweep(folder, _PREFIX)
 
     def put(self, tensor: np.ndarray[Any, Any]) -> InSharedMemory:
         """Copy a tensor there, any shape and dtype.
@@ -131,6 +127,20 @@ def attach(name: str, shape: tuple[int, ...], dtype: str, folder: Path = _FOLDER
     with (folder / name).open("rb") as file:
         seen = mapped(file.fileno(), os.fstat(file.fileno()).st_size)
     return np.frombuffer(seen, dtype=np.dtype(dtype), count=int(np.prod(shape))).reshape(shape)
+
+
+def own_prefix(prefix: str) -> str:
+    """Begin the names of this process's segments, so that others can tell when they are nobody's any more."""
+    return f"{prefix}{os.getpid()}-{_started(os.getpid())}-"
+
+
+def sweep(folder: Path, prefix: str) -> None:
+    """Take away the segments, of those that begin with `prefix` and were named by `own_prefix`, of killed processes."""
+    for path in folder.glob(f"{prefix}*"):
+        pid, _, rest = path.name.removeprefix(prefix).partition("-")
+        if pid.isdigit() and _started(int(pid)) != rest.partition("-")[0]:  # else it is not of this prefix
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _bytes_of(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

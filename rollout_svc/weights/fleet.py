@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rollout_svc.engines import EngineInfo
+from rollout_svc.engines import Endpoint, EngineInfo, buckets
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.worker import Worker
@@ -34,11 +34,18 @@ class Source:
     Attributes:
         path: of `disk`: what the engines load.
         workers: of `external`: whom the trainer says it gave the weights; None: everyone who was in traffic.
+        publisher: of `shm`: who has the buckets.
     """
 
-    kind: Literal["disk", "external"]
+    kind: Literal["disk", "external", "shm"]
     path: str | None = None
     workers: frozenset[str] | None = None
+    publisher: Endpoint | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is us who give the engines the weights."""
+        return self.kind != "external"
 
 
 class Fleet:
@@ -146,6 +153,11 @@ class Fleet:
             raise WorkerFailure("cannot", f"{worker.dialect.name} loads no weights from disk")
         calls = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
         await self._control.do(worker, calls, self._update_timeout_s)
+        await self._confirm(worker, version)
+
+    async def swap_in(self, worker: Worker, version: int) -> None:
+        """Swap in what was staged and have the engine confirm the label; raises WorkerFailure."""
+        await self._control.do(worker, [buckets.end(version)], self._update_timeout_s)
         await self._confirm(worker, version)
 
     async def set_label(self, worker: Worker, version: int) -> None:

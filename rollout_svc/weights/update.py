@@ -12,14 +12,16 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from rollout_svc.engines import Endpoint
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EventBus, WeightsUpdated
-from rollout_svc.tasks import TaskOwner
 from rollout_svc.weights.fleet import Fleet, Source
+from rollout_svc.weights.presence import Presence
+from rollout_svc.weights.staging import Staging
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -31,11 +33,12 @@ _UNFLUSHED: Final = "unflushed"  # the kind of failure after which the label is 
 class WeightUpdater:
     """Carries one update to every worker that can take it."""
 
-    def __init__(self, *, fleet: Fleet, pool: WorkerPool, tasks: TaskOwner, bus: EventBus) -> None:
+    def __init__(self, *, fleet: Fleet, pool: WorkerPool, bus: EventBus, presence: Presence, staging: Staging) -> None:
         self.on_updated: Callable[[int], None] = lambda _: None
+        self._presence = presence
+        self._staging = staging
         self._fleet = fleet
         self._pool = pool
-        self._tasks = tasks
         self._bus = bus
 
     async def update(self, version: int, source: Source, *, since: float) -> dict[str, Any]:
@@ -57,7 +60,7 @@ class WeightUpdater:
         active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
         # From the look on: a stronger pause may join while the others are asked, and what is frozen must stay so.
         with self._fleet.updating(), _loading(active):
-            in_traffic = [worker for worker in active if source.path is not None or _was_given(worker, source, since)]
+            in_traffic = [worker for worker in active if source.moves or _was_given(worker, source, since)]
             targets = active + await self._waiting_for_weights(source)
             results: dict[str, dict[str, Any]] = {
                 worker.worker_id: {"ok": False, "skipped": f"{worker.state}: {worker.reason}"}
@@ -65,6 +68,8 @@ class WeightUpdater:
                 if worker not in targets
             }
             previous = self._fleet.version
+            if source.publisher is not None:
+                await self._stage(targets, source.publisher, version, results)
             moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
             outcomes = await asyncio.gather(
                 *(self._update_one(w, version, source, previous if w.worker_id in moved else None) for w in targets)
@@ -94,6 +99,26 @@ class WeightUpdater:
             raise NotNow("update_failed", message, detail=record)
         return record
 
+    async def _stage(
+        self, targets: list[Worker], publisher: Endpoint, version: int, results: dict[str, dict[str, Any]]
+    ) -> None:
+        """Have every target stage the weights; where one cannot, none does, and all are as they were.
+
+        Raises:
+            NotNow: `update_failed`; no weights have changed.
+        """
+        failed = await self._staging.stage(targets, publisher)
+        if not failed:
+            return
+        for worker in targets:
+            error = failed.get(worker.worker_id, "another worker failed: what was staged here was forgotten")
+            results[worker.worker_id] = {"ok": False, "version": worker.version, "error": error}
+        names = ", ".join(failed)
+        message = f"version {version} could not be staged at {names}; the fleet is at {self._fleet.version} as before"
+        self._bus.emit(WeightsUpdated(version, "shm", 0.0, False, tuple(failed)))
+        record = {"version": self._fleet.version, "workers": results}
+        raise NotNow("update_failed", message, detail=record)
+
     async def _waiting_for_weights(self, source: Source) -> list[Worker]:
         """Workers that are out of traffic for their version alone, and answer: they are brought along.
 
@@ -110,7 +135,7 @@ class WeightUpdater:
         return [
             worker
             for worker, answered in zip(waiting, answers, strict=True)
-            if answered and (source.path is not None or worker.version is not None or _is_named(worker, source))
+            if answered and (source.moves or worker.version is not None or _is_named(worker, source))
         ]
 
     def _take_out(self, odd: list[Worker], results: dict[str, dict[str, Any]]) -> None:
@@ -130,9 +155,11 @@ class WeightUpdater:
     async def _bring(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
         try:
             if source.path is not None:
-                await self._while_there(worker, self._fleet.load(worker, source.path, version))
+                await self._presence.during(worker, self._fleet.load(worker, source.path, version))
+            elif source.publisher is not None:
+                await self._presence.during(worker, self._swap_in(worker, version))
             else:
-                await self._while_there(worker, self._adopt(worker, version, previous))
+                await self._presence.during(worker, self._adopt(worker, version, previous))
         except WorkerFailure as failure:
             if worker.state is WorkerState.ACTIVE:
                 await self._ask(worker)
@@ -143,28 +170,6 @@ class WeightUpdater:
         if worker.version != version:
             return {"ok": False, "version": worker.version, "error": f"it reports version {worker.version}"}
         return {"ok": True, "version": version}
-
-    async def _while_there(self, worker: Worker, work: Coroutine[Any, Any, None]) -> None:
-        """Carry out a part of the update for as long as its worker is there: one that dies ends its part at once."""
-        task = self._tasks.spawn(f"update:{worker.worker_id}", work, handled=True)
-        gone = asyncio.Event()
-
-        def look() -> None:
-            known = self._pool.workers.get(worker.worker_id) is worker
-            if not known or worker.state in (WorkerState.DEAD, WorkerState.DRAINING):
-                gone.set()
-
-        unsubscribe = self._pool.subscribe(look)
-        waiting = self._tasks.spawn(f"gone:{worker.worker_id}", gone.wait())
-        try:
-            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise WorkerFailure("worker_dead", f"{worker.state}: {worker.reason}")
-            task.result()
-        finally:
-            unsubscribe()
-            waiting.cancel()
-            task.cancel()
 
     async def _adopt(self, worker: Worker, version: int, previous: int | None) -> None:
         """`external`: the trainer moved the weights; the label is ours to check, and to set where it lags.
@@ -180,6 +185,15 @@ class WeightUpdater:
         elif worker.version != version:
             known = "" if previous is None else f"{previous} nor "
             raise WorkerFailure("odd_version", f"it reports {worker.version}, not {known}{version}")
+        await self._flush(worker, version)
+
+    async def _swap_in(self, worker: Worker, version: int) -> None:
+        """`shm`: what it has staged becomes its weights."""
+        await self._fleet.swap_in(worker, version)
+        await self._flush(worker, version)
+
+    async def _flush(self, worker: Worker, version: int) -> None:
+        """Have every prefix dropped that was made under other weights."""
         worker.flushed = None
         if worker.keeps_cache:
             return  # the cache of what is frozen there was asked to stay, and the engine flushes none or all

@@ -83,6 +83,15 @@ def test_what_a_killed_process_left_goes_with_the_next_store(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == [stored.name]
 
 
+def test_what_others_keep_there_stays(tmp_path: Path) -> None:
+    """Only what this kind of segment was named by this project is looked at, whatever its name begins with."""
+    kept = {"rollout-svc-weights-1-2-ab", "rollout-svc-x", "psm_1234"}
+    for name in kept:
+        (tmp_path / name).touch()
+    SharedStore(tmp_path).close()
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
 def test_no_room_is_said_before_a_byte_is_written(tmp_path: Path) -> None:
     """P35: more than there is room for is an error, and leaves no name behind."""
     store = SharedStore(tmp_path)
