@@ -67,12 +67,13 @@ class Receiver:
         """Whether a buffer is kept for later calls."""
         return self._segment is not None
 
-    def receive(self, call: Mapping[str, Any], load: Callable[[str, torch.Tensor], object]) -> int:
+    def receive(self, call: Mapping[str, Any], load: Callable[[list[tuple[str, torch.Tensor]]], object]) -> int:
         """Read one call, and return how many tensors it had.
 
         Args:
             call: as it came.
-            load: copies a tensor to where it belongs; it is given views of the buffer, which others write to later.
+            load: copies tensors to where they belong; it is given names and views of the buffer, which others write to
+                later, all those of the call.
 
         Raises:
             BucketError: the call cannot be honoured as it was meant; what was registered is dropped, and what was
@@ -90,7 +91,7 @@ class Receiver:
         self._cloned = False
         del segment
 
-    def _receive(self, call: Mapping[str, Any], load: Callable[[str, torch.Tensor], object]) -> int:
+    def _receive(self, call: Mapping[str, Any], load: Callable[[list[tuple[str, torch.Tensor]]], object]) -> int:
         places = _places(call.get("metadata"))
         if not places:
             raise BucketError("metadata: an empty bucket is for `finished` alone")
@@ -102,8 +103,7 @@ class Receiver:
         if segment.event and written != segment.written:
             raise BucketError(f"the buffer is at {segment.written}, the call is about {written}: it was overwritten")
         views = [(place.name, segment.tensor(place, unit)) for place in places]  # all of them, before any is loaded
-        for name, view in views:
-            load(name, view)
+        load(views)
         if segment.event:
             if written != segment.written:
                 raise BucketError(f"the buffer went from {written} to {segment.written} while it was read")

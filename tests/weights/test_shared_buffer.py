@@ -38,7 +38,7 @@ class Side:
 
     def receive(self, call: dict[str, Any]) -> None:
         """Load a call."""
-        self.receiver.receive(call, lambda name, view: self.loaded.__setitem__(name, view.clone()))
+        self.receiver.receive(call, lambda views: self.loaded.update({name: view.clone() for name, view in views}))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_bucket_that_was_overwritten_before_it_was_read_is_refused(side: Side)
 def test_a_bucket_that_is_overwritten_while_it_is_read_is_refused(side: Side) -> None:
     """P26: a torn bucket is not taken for a whole one."""
     with pytest.raises(BucketError, match="from 2 to 4 while it was read"):
-        side.receiver.receive(side.call(1.0), lambda *_: side.call(2.0))
+        side.receiver.receive(side.call(1.0), lambda _: side.call(2.0))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,205 @@
+"""`python -m bench.weights`: what new weights cost on their way into an engine of this machine.
+
+Case `flatten`: 300 tensors of a model of half a billion parameters into a persistent buffer, in bytes a second. The
+floor is `torch`'s copy of as many bytes from one buffer into another.
+
+Case `shm`: an update of 1 GiB through a service into `rollout-svc engine --model wide`, from the call of the publisher
+to its answer, in bytes a second; the stage is paused before and stays so. The floor is the two copies that it needs,
+from memory into a buffer and from there into other memory, tensor by tensor, in this process. First updates, which take
+the memory, are not measured.
+
+Case `alloc`: bytes of buffer that all updates after the first have newly allocated, here and in the engine's process.
+The floor is the bytes that one of them moves.
+
+Case `keep`: an update of the same bytes that freezes what the engine runs: from the call to the answer, the pause and
+the resume within, in seconds. The floor is the transfer in the same update alone: from when the publisher is asked
+what will come to when every engine has the last bucket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import torch
+
+from bench.process import Child
+from bench.report import Point, interleaved, print_report, progress
+from bench.served import Served, Trainer
+from rollout_svc import RolloutClient
+from rollout_svc.embedded.model import PRESETS, TinyTransformer
+from rollout_svc.weights.bucket import FlattenedBucket, lay_out
+from rollout_svc.weights.publisher import WeightPublisher
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROUNDS: Final = 11
+WARM_ROUNDS: Final = 2
+FLATTEN_BOUND: Final = 0.8
+SHM_BOUND: Final = 0.7
+KEEP_BOUND: Final = 1.2
+ALLOC_BOUND: Final = 0.0
+RUNNING: Final = 4
+"""Requests that are frozen at every `keep`."""
+LAYERS: Final = 24
+WIDTH: Final = 896
+FEED: Final = 4864
+KEYS: Final = 128
+LAYER: Final = (
+    *((WIDTH, WIDTH), (WIDTH,), (KEYS, WIDTH), (KEYS,), (KEYS, WIDTH), (KEYS,), (WIDTH, WIDTH)),
+    *((FEED, WIDTH), (FEED, WIDTH), (WIDTH, FEED), (WIDTH,), (WIDTH,)),
+)
+VOCABULARY_SHARDS: Final = ((13812, WIDTH),) * 11
+"""With a last norm these make 300 tensors, 0.49 billion parameters."""
+ENGINE_START_S: Final = 120.0
+DEADLINE_S: Final = 60.0
+"""Of a pause, seconds: prefilling 128 tokens on one core takes this engine a while."""
+POLL_S: Final = 0.02
+MAX_TOKENS: Final = 100
+"""Of an answer: with its prompt it has to fit the engine's context."""
+
+
+def half_a_billion() -> list[tuple[str, torch.Tensor]]:
+    """Make 300 tensors, bfloat16."""
+    shapes = [*VOCABULARY_SHARDS, *(shape for _ in range(LAYERS) for shape in LAYER), (WIDTH,)]
+    return [(f"t{place}", torch.ones(shape, dtype=torch.bfloat16)) for place, shape in enumerate(shapes)]
+
+
+def measure_flatten(rounds: int) -> Point:
+    """Flatten and copy, by turns, into buffers that are there."""
+    tensors = half_a_billion()
+    metadata = ((name, tuple(tensor.shape), "bfloat16", tensor.itemsize) for name, tensor in tensors)
+    _, size = lay_out(metadata, "bytes")
+    moved = sum(tensor.nbytes for _, tensor in tensors)
+    buffer, plain, target = (torch.ones(size, dtype=torch.uint8) for _ in range(3))
+
+    def flatten() -> float:
+        began = time.perf_counter()
+        FlattenedBucket.pack(tensors, "bytes", into=buffer)
+        return moved / (time.perf_counter() - began)
+
+    def copy() -> float:
+        began = time.perf_counter()
+        target[:moved].copy_(plain[:moved])
+        return moved / (time.perf_counter() - began)
+
+    for _ in range(WARM_ROUNDS):
+        flatten()
+        copy()
+    value, floor = interleaved(flatten, copy, rounds)
+    progress(f"flatten: {len(tensors)} tensors, {value / 2**30:.2f} GiB/s over {floor / 2**30:.2f} GiB/s")
+    return Point("flatten", value, floor, FLATTEN_BOUND, "higher")
+
+
+class TwoCopies:
+    """The floor of `shm`: every tensor into one buffer, and from there into other memory, all of it there already."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._buffer = torch.ones(max(tensor.numel() for tensor in tensors.values()))
+        self._pairs = [(tensor, torch.ones_like(tensor)) for tensor in tensors.values()]
+
+    def seconds(self) -> float:
+        """Make both."""
+        began = time.perf_counter()
+        for source, target in self._pairs:
+            through = self._buffer[: source.numel()].view(source.shape)
+            through.copy_(source)
+            target.copy_(through)
+        return time.perf_counter() - began
+
+
+class Updates:
+    """Updates of one engine through one service.
+
+    Attributes:
+        keep_s: of each update around which the engine was frozen, from the call to the answer.
+        transfer_s: of each of those, from the first bucket that was asked for to the last that every engine had.
+    """
+
+    def __init__(self, client: RolloutClient, publisher: WeightPublisher, engine: str) -> None:
+        self.keep_s: list[float] = []
+        self.transfer_s: list[float] = []
+        self._client = client
+        self._publisher = publisher
+        self._engine = engine
+        self._version = 0
+        with torch.device("meta"):
+            model = TinyTransformer(PRESETS["wide"])
+        self.tensors = {name: torch.full(value.shape, 0.01) for name, value in model.named_parameters()}
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
+
+    async def update(self, pause: Mapping[str, Any] | None = None) -> float:
+        """Publish the tensors as the next version; seconds."""
+        self._version += 1
+        began = time.perf_counter()
+        record = await self._publisher.publish(self.tensors, self._version, pause=pause)
+        took_s = time.perf_counter() - began
+        if record["version"] != self._version:
+            raise RuntimeError(f"the update was not made: {record}")
+        return took_s
+
+    async def keep(self) -> None:
+        """Publish amid running requests, which are frozen meanwhile."""
+        await self._until_running()
+        self.keep_s.append(await self.update({"mode": "keep", "kv": "keep", "deadline_s": DEADLINE_S}))
+        self.transfer_s.append(self._publisher.transfer_s)
+
+    async def allocated(self) -> int:
+        """Bytes of buffers that were ever made for it, here and in the engine."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self._engine}/server_info") as answer:
+            return self._publisher.allocated + int((await answer.json())["weight_staging_bytes"])
+
+    async def _until_running(self) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while (await self._client.status())["lanes"]["train"]["in_flight"] < RUNNING:
+            if time.monotonic() > deadline:
+                raise RuntimeError("the engine runs no requests to be frozen")
+            await asyncio.sleep(POLL_S)
+
+
+async def measure_updates(service: Served, engine: str, rounds: int) -> list[Point]:
+    """Update the paused stage and copy, by turns; then update the running one."""
+    async with RolloutClient(service.url) as client, WeightPublisher(client) as publisher:
+        updates = Updates(client, publisher, engine)
+        copies = TwoCopies(updates.tensors)
+        await client.pause(mode="abort", deadline_s=DEADLINE_S)
+        await updates.update()
+        before = await updates.allocated()
+        pairs = [(await updates.update(), copies.seconds()) for _ in range(WARM_ROUNDS + rounds)][WARM_ROUNDS:]
+        shm_s, copies_s = (median(column) for column in zip(*pairs, strict=True))
+        progress(f"shm: {shm_s * 1e3:.0f} ms over {copies_s * 1e3:.0f} ms for {updates.nbytes / 2**20:.0f} MiB")
+        await client.resume()
+        for _ in range(rounds):
+            await updates.keep()
+        keep_s, transfer_s = median(updates.keep_s), median(updates.transfer_s)
+        progress(f"keep: {keep_s * 1e3:.0f} ms over {transfer_s * 1e3:.0f} ms")
+        grown = await updates.allocated() - before
+    return [
+        Point("shm", updates.nbytes / shm_s, updates.nbytes / copies_s, SHM_BOUND, "higher"),
+        Point("alloc", grown, updates.nbytes, ALLOC_BOUND, "lower"),
+        Point("keep", keep_s, transfer_s, KEEP_BOUND, "lower"),
+    ]
+
+
+def main() -> int:
+    """Run the cases and print the report."""
+    parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    rounds = parser.parse_args().rounds
+    points = [measure_flatten(rounds)]
+    flags = ("engine", "--model", "wide", "--port", "0")
+    with Child("rollout_svc", *flags, ready="engine.ready", timeout_s=ENGINE_START_S) as engine:
+        url = engine.ready_line[0].removeprefix("url=")
+        with Served([url], RUNNING, MAX_TOKENS, group_size=1) as service, Trainer(service.url, RUNNING):
+            points += asyncio.run(measure_updates(service, url, rounds))
+    return 0 if print_report("weights", points) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
