@@ -5,15 +5,16 @@ floor is `torch`'s copy of as many bytes from one buffer into another.
 
 Case `shm`: an update of 1 GiB through a service into `rollout-svc engine --model wide`, from the call of the publisher
 to its answer, in bytes a second; the stage is paused before and stays so. The floor is the two copies that it needs,
-from memory into a buffer and from there into other memory, tensor by tensor, in this process. First updates, which take
+from memory into a buffer and from there into other memory, by `torch`, in this process. First updates, which take
 the memory, are not measured.
 
 Case `alloc`: bytes of buffer that all updates after the first have newly allocated, here and in the engine's process.
 The floor is the bytes that one of them moves.
 
-Case `keep`: an update of the same bytes that freezes what the engine runs: from the call to the answer, the pause and
-the resume within, in seconds. The floor is the transfer in the same update alone: from when the publisher is asked
-what will come to when every engine has the last bucket.
+Case `keep`: an update of the same bytes amid requests that the engine has frozen: from the word of the pause that they
+stand to the answer of the resume, in seconds. Until that word the engine makes tokens: the step it is in, which takes
+this one a second where it is a prefill, is printed and not counted. The floor is the transfer in the same update alone:
+from when the publisher is asked what will come to when every engine has the last bucket.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import asyncio
 import sys
 import time
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import aiohttp
 import torch
@@ -33,11 +34,9 @@ from bench.report import Point, interleaved, print_report, progress
 from bench.served import Served, Trainer
 from rollout_svc import RolloutClient
 from rollout_svc.embedded.model import PRESETS, TinyTransformer
+from rollout_svc.errors import ServiceError
 from rollout_svc.weights.bucket import FlattenedBucket, lay_out
 from rollout_svc.weights.publisher import WeightPublisher
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROUNDS: Final = 11
 WARM_ROUNDS: Final = 2
@@ -61,6 +60,7 @@ ENGINE_START_S: Final = 120.0
 DEADLINE_S: Final = 60.0
 """Of a pause, seconds: prefilling 128 tokens on one core takes this engine a while."""
 POLL_S: Final = 0.02
+PIECE_BYTES: Final = 256 * 2**20
 MAX_TOKENS: Final = 100
 """Of an answer: with its prompt it has to fit the engine's context."""
 
@@ -98,17 +98,22 @@ def measure_flatten(rounds: int) -> Point:
 
 
 class TwoCopies:
-    """The floor of `shm`: every tensor into one buffer, and from there into other memory, all of it there already."""
+    """The floor of `shm`: as many bytes into one buffer, and from there into other memory, all of it there already.
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._buffer = torch.ones(max(tensor.numel() for tensor in tensors.values()))
-        self._pairs = [(tensor, torch.ones_like(tensor)) for tensor in tensors.values()]
+    Args:
+        nbytes: of all the tensors.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._buffer = torch.ones(PIECE_BYTES, dtype=torch.uint8)
+        self._source, self._target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
 
     def seconds(self) -> float:
-        """Make both."""
+        """Make both, piece by piece: in larger pieces it is no faster."""
         began = time.perf_counter()
-        for source, target in self._pairs:
-            through = self._buffer[: source.numel()].view(source.shape)
+        for start in range(0, self._source.numel(), PIECE_BYTES):
+            source, target = (flat[start : start + PIECE_BYTES] for flat in (self._source, self._target))
+            through = self._buffer[: source.numel()]
             through.copy_(source)
             target.copy_(through)
         return time.perf_counter() - began
@@ -118,11 +123,13 @@ class Updates:
     """Updates of one engine through one service.
 
     Attributes:
-        keep_s: of each update around which the engine was frozen, from the call to the answer.
+        freeze_s: of each update around which the engine was frozen, from the call of the pause to its word.
+        keep_s: of each of those, from the word of the pause to the answer of the resume.
         transfer_s: of each of those, from the first bucket that was asked for to the last that every engine had.
     """
 
     def __init__(self, client: RolloutClient, publisher: WeightPublisher, engine: str) -> None:
+        self.freeze_s: list[float] = []
         self.keep_s: list[float] = []
         self.transfer_s: list[float] = []
         self._client = client
@@ -134,20 +141,28 @@ class Updates:
         self.tensors = {name: torch.full(value.shape, 0.01) for name, value in model.named_parameters()}
         self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
-    async def update(self, pause: Mapping[str, Any] | None = None) -> float:
+    async def update(self) -> float:
         """Publish the tensors as the next version; seconds."""
         self._version += 1
         began = time.perf_counter()
-        record = await self._publisher.publish(self.tensors, self._version, pause=pause)
-        took_s = time.perf_counter() - began
-        if record["version"] != self._version:
-            raise RuntimeError(f"the update was not made: {record}")
-        return took_s
+        try:
+            await self._publisher.publish(self.tensors, self._version)
+        except ServiceError as error:
+            raise RuntimeError(f"{error}: {error.detail}") from error
+        return time.perf_counter() - began
 
     async def keep(self) -> None:
         """Publish amid running requests, which are frozen meanwhile."""
         await self._until_running()
-        self.keep_s.append(await self.update({"mode": "keep", "kv": "keep", "deadline_s": DEADLINE_S}))
+        asked = time.perf_counter()
+        report = await self._client.pause(mode="keep", kv="keep", deadline_s=DEADLINE_S)
+        stood = time.perf_counter()
+        await self.update()
+        await self._client.resume()
+        if not report["clean"]:
+            raise RuntimeError(f"the engine did not freeze: {report}")
+        self.freeze_s.append(stood - asked)
+        self.keep_s.append(time.perf_counter() - stood)
         self.transfer_s.append(self._publisher.transfer_s)
 
     async def allocated(self) -> int:
@@ -167,7 +182,7 @@ async def measure_updates(service: Served, engine: str, rounds: int) -> list[Poi
     """Update the paused stage and copy, by turns; then update the running one."""
     async with RolloutClient(service.url) as client, WeightPublisher(client) as publisher:
         updates = Updates(client, publisher, engine)
-        copies = TwoCopies(updates.tensors)
+        copies = TwoCopies(updates.nbytes)
         await client.pause(mode="abort", deadline_s=DEADLINE_S)
         await updates.update()
         before = await updates.allocated()
@@ -178,7 +193,10 @@ async def measure_updates(service: Served, engine: str, rounds: int) -> list[Poi
         for _ in range(rounds):
             await updates.keep()
         keep_s, transfer_s = median(updates.keep_s), median(updates.transfer_s)
-        progress(f"keep: {keep_s * 1e3:.0f} ms over {transfer_s * 1e3:.0f} ms")
+        progress(
+            f"keep: {keep_s * 1e3:.0f} ms over {transfer_s * 1e3:.0f} ms; before it the engine ended its step in "
+            f"{median(updates.freeze_s) * 1e3:.0f} ms"
+        )
         grown = await updates.allocated() - before
     return [
         Point("shm", updates.nbytes / shm_s, updates.nbytes / copies_s, SHM_BOUND, "higher"),

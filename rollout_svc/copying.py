@@ -41,12 +41,14 @@ def copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
     The first are written without autograd's knowledge.
     """
-    alike = [pair for pair in pairs if _is_copy_of_bytes(*pair)]
+    sizes: list[int] = []
+    addresses: list[tuple[int, int]] = []
     for target, source in pairs:
-        if not _is_copy_of_bytes(target, source):
+        if _is_copy_of_bytes(target, source):
+            sizes.append(source.nbytes)
+            addresses.append((target.data_ptr(), source.data_ptr()))
+        else:
             target.detach().copy_(source.detach())
-    sizes = [source.nbytes for _, source in alike]
-    addresses = [(target.data_ptr(), source.data_ptr()) for target, source in alike]
 
     def copy(share: Sequence[Piece]) -> None:
         for place, start, end in share:

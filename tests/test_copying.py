@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -29,7 +30,7 @@ def test_every_byte_is_in_exactly_one_share(sizes: list[int], count: int) -> Non
 def test_tensors_of_every_kind_are_copied(monkeypatch: pytest.MonkeyPatch, bytes_a_thread: int) -> None:
     """One thread or several: strides, lazy conjugates, other dtypes, no dimension, no elements, and gradients."""
     monkeypatch.setattr(copying, "BYTES_A_THREAD", bytes_a_thread)
-    monkeypatch.setattr(copying.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     grid = torch.arange(15000, dtype=torch.float32).view(100, 150)
     sources = [
         *(grid, grid.t(), grid[::2], grid.bfloat16(), torch.complex(grid, grid).conj(), torch.tensor(3.5)),
