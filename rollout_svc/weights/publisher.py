@@ -199,6 +199,7 @@ class _Publishing:
         """Write the next bucket into the buffer, which every engine has read."""
         import torch  # noqa: PLC0415 - the trainer has it
 
+        began = time.monotonic()
         tensors = next(self._buckets, None)
         if tensors is None:
             self._owner.transfer_s = time.monotonic() - self._began
@@ -219,7 +220,7 @@ class _Publishing:
             call["buffer"] = {**slab.handle, "dtype": _DTYPE}
         if parts.event:
             call["event"] = {"kind": "sequence", "name": slab.name}
-        return {"call": call, "bytes": bucket.used}
+        return {"call": call, "bytes": bucket.used, "flatten_s": time.monotonic() - began}
 
 
 def _manifest(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
