@@ -61,6 +61,7 @@ DEADLINE_S: Final = 60.0
 """Of a pause, seconds: prefilling 128 tokens on one core takes this engine a while."""
 POLL_S: Final = 0.02
 PIECE_BYTES: Final = 256 * 2**20
+"""As the buffer of a publisher."""
 MAX_TOKENS: Final = 100
 """Of an answer: with its prompt it has to fit the engine's context."""
 
@@ -71,10 +72,9 @@ def half_a_billion() -> list[tuple[str, torch.Tensor]]:
     return [(f"t{place}", torch.ones(shape, dtype=torch.bfloat16)) for place, shape in enumerate(shapes)]
 
 
-def measure_flatten(rounds: int) -> Point:
+def measure_flatten(tensors: list[tuple[str, torch.Tensor]], rounds: int) -> Point:
     """Flatten and copy, by turns, into buffers that are there."""
-    tensors = half_a_billion()
-    metadata = ((name, tuple(tensor.shape), "bfloat16", tensor.itemsize) for name, tensor in tensors)
+    metadata = ((name, tuple(tensor.shape), "uint8", tensor.itemsize) for name, tensor in tensors)
     _, size = lay_out(metadata, "bytes")
     moved = sum(tensor.nbytes for _, tensor in tensors)
     buffer, plain, target = (torch.ones(size, dtype=torch.uint8) for _ in range(3))
@@ -102,17 +102,19 @@ class TwoCopies:
 
     Args:
         nbytes: of all the tensors.
+        piece_bytes: of the buffer.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self._buffer = torch.ones(PIECE_BYTES, dtype=torch.uint8)
-        self._source, self._target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
+    def __init__(self, nbytes: int, piece_bytes: int = PIECE_BYTES) -> None:
+        self._buffer = torch.ones(piece_bytes, dtype=torch.uint8)
+        self.source, self.target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
 
     def seconds(self) -> float:
         """Make both, piece by piece: in larger pieces it is no faster."""
         began = time.perf_counter()
-        for start in range(0, self._source.numel(), PIECE_BYTES):
-            source, target = (flat[start : start + PIECE_BYTES] for flat in (self._source, self._target))
+        piece = self._buffer.numel()
+        for start in range(0, self.source.numel(), piece):
+            source, target = (flat[start : start + piece] for flat in (self.source, self.target))
             through = self._buffer[: source.numel()]
             through.copy_(source)
             target.copy_(through)
@@ -210,7 +212,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
-    points = [measure_flatten(rounds)]
+    points = [measure_flatten(half_a_billion(), rounds)]
     flags = ("engine", "--model", "wide", "--port", "0")
     with Child("rollout_svc", *flags, ready="engine.ready", timeout_s=ENGINE_START_S) as engine:
         url = engine.ready_line[0].removeprefix("url=")
