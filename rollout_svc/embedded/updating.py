@@ -55,7 +55,8 @@ class Updating:
         Raises:
             WeightsError: What will come does not fit the model; nothing was begun.
         """
-        self.abandon()
+        if self.open:
+            self.abandon()
         if manifest is not None:
             self._check(manifest)
         self.open, self._finite = True, finite
@@ -85,7 +86,9 @@ class Updating:
             raise WeightsError(f"missing {listed(missing)}")
         for name, parameter in self._wanted.items():
             parameter.data, self._spare[name] = self._spare[name], parameter.data
-        self.abandon()
+        self.open = False
+        self._loaded = set()
+        self._receiver.end()
 
     def abandon(self) -> None:
         """Forget what was staged. Idempotent."""
