@@ -1,4 +1,4 @@
-"""Many tensors copied at once: a few threads, each with an equal share of the bytes.
+"""Many tensors copied at once: by a few threads, each of which takes the next piece until there is none.
 
 `torch` copies each tensor with all of its threads, which wait for each other at the end of each: beside other processes
 300 tensors cost 300 such waits, of milliseconds. Here there is one wait, at the end of all.
@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Piece", "copy_all", "shares"]
+__all__ = ["Piece", "copy_all", "pieces"]
 
 MAX_THREADS: Final = 4
 """More do not make memory faster."""
 BYTES_A_THREAD: Final = 8 * 2**20
 """Fewest that are worth one: a few hundred microseconds of copying."""
+PIECE_BYTES: Final = 4 * 2**20
+"""Small, so that a thread that others keep from its core leaves the rest to the next; large beside the taking."""
 
 
 class Piece(NamedTuple):
@@ -50,38 +53,33 @@ def copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         else:
             target.detach().copy_(source.detach())
 
-    def copy(share: Sequence[Piece]) -> None:
-        for place, start, end in share:
+    left = deque(pieces(sizes, PIECE_BYTES))
+
+    def copy() -> None:
+        while True:
+            try:
+                place, start, end = left.popleft()
+            except IndexError:
+                return
             target, source = addresses[place]
             ctypes.memmove(target + start, source + start, end - start)  # others run meanwhile: it lets the GIL go
 
-    count = min(MAX_THREADS, len(os.sched_getaffinity(0)), max(sum(sizes) // BYTES_A_THREAD, 1))
-    own, *others = shares(sizes, count)
-    if not others:
-        copy(own)
+    count = min(MAX_THREADS, len(os.sched_getaffinity(0)), sum(sizes) // BYTES_A_THREAD)
+    if count <= 1:
+        copy()
         return
-    with ThreadPoolExecutor(len(others), thread_name_prefix="copying") as threads:
-        copying = [threads.submit(copy, share) for share in others]
-        copy(own)
+    with ThreadPoolExecutor(count - 1, thread_name_prefix="copying") as threads:
+        copying = [threads.submit(copy) for _ in range(count - 1)]
+        copy()
         for one in copying:
             one.result()
 
 
-def shares(sizes: Sequence[int], count: int) -> list[list[Piece]]:
-    """Divide tensors of so many bytes each into `count` shares that differ by less than `count` bytes; pure."""
-    total = sum(sizes)
-    bounds = [total * number // count for number in range(1, count + 1)]
-    divided: list[list[Piece]] = [[] for _ in range(count)]
-    at = number = 0
+def pieces(sizes: Sequence[int], most: int) -> Iterator[Piece]:
+    """Cut tensors of so many bytes each into pieces of `most` bytes; pure."""
     for place, size in enumerate(sizes):
-        start = 0
-        while start < size:
-            while bounds[number] == at:
-                number += 1
-            end = min(size, start + bounds[number] - at)
-            divided[number].append(Piece(place, start, end))
-            at, start = at + end - start, end
-    return divided
+        for start in range(0, size, most):
+            yield Piece(place, start, min(start + most, size))
 
 
 def _is_copy_of_bytes(target: torch.Tensor, source: torch.Tensor) -> bool:

@@ -13,23 +13,20 @@ from hypothesis import strategies as st
 from rollout_svc import copying
 
 
-@given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 5))
-def test_every_byte_is_in_exactly_one_share(sizes: list[int], count: int) -> None:
-    """And the shares are as equal as whole bytes allow."""
-    divided = copying.shares(sizes, count)
-    found = Counter(
-        (piece.place, byte) for share in divided for piece in share for byte in range(piece.start, piece.end)
-    )
+@given(st.lists(st.integers(0, 40), max_size=8), st.integers(1, 50))
+def test_every_byte_is_in_exactly_one_piece(sizes: list[int], most: int) -> None:
+    """And no piece is empty, or larger than was asked for."""
+    cut = list(copying.pieces(sizes, most))
+    found = Counter((piece.place, byte) for piece in cut for byte in range(piece.start, piece.end))
     assert found == {(place, byte): 1 for place, size in enumerate(sizes) for byte in range(size)}
-    lengths = [sum(piece.end - piece.start for piece in share) for share in divided]
-    assert len(lengths) == count
-    assert max(lengths) - min(lengths) <= 1
+    assert all(0 < piece.end - piece.start <= most for piece in cut)
 
 
 @pytest.mark.parametrize("bytes_a_thread", [1, 2**30])
 def test_tensors_of_every_kind_are_copied(monkeypatch: pytest.MonkeyPatch, bytes_a_thread: int) -> None:
     """One thread or several: strides, lazy conjugates, other dtypes, no dimension, no elements, and gradients."""
     monkeypatch.setattr(copying, "BYTES_A_THREAD", bytes_a_thread)
+    monkeypatch.setattr(copying, "PIECE_BYTES", 1000)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     grid = torch.arange(15000, dtype=torch.float32).view(100, 150)
     sources = [
