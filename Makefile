@@ -58,6 +58,7 @@ bench: $(VENV)/.installed ## Run every bench (about 50 minutes on 2 cores).
 	$(BIN)/python -m bench.journal
 	$(BIN)/python -m bench.longtail
 	$(BIN)/python -m bench.rtensor
+	$(BIN)/python -m bench.weights
 
 # Real sockets, real processes, real time: what no test of the default suite may need. The flaps have a process of their
 # own: in one that held 4,096 calls before, memory that grows would not show.

@@ -145,7 +145,7 @@ def _show_dry_run(config: Config, plan: Plan) -> None:
 def engine(  # noqa: PLR0917 - options, not positions
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.", min=0, max=65535)] = 30000,
-    model: Annotated[str, typer.Option(help="Preset: tiny, tiny-moe.")] = "tiny",
+    model: Annotated[str, typer.Option(help="Preset: tiny, tiny-moe, wide (1 GiB of weights).")] = "tiny",
     seed: Annotated[int, typer.Option(help="Seed of the first weights.")] = 0,
     tokenizer: Annotated[Path | None, typer.Option(help="Directory with tokenizer.json; default: bytes.")] = None,
     context: Annotated[int | None, typer.Option(help="Most tokens of a sequence.")] = None,

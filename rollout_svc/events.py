@@ -289,13 +289,14 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class WeightsUpdated(Event):
-    """An update ended; `odd` names the workers it did not reach."""
+    """An update ended; `odd` names the workers it did not reach, `phases` are seconds, but for `resume`."""
 
     version: int
     kind: str
     seconds: float
     ok: bool
     odd: tuple[str, ...]
+    phases: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)

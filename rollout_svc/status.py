@@ -16,6 +16,7 @@ from rollout_svc.plan import Plan
 from rollout_svc.producer.schedule import WORDS
 from rollout_svc.stuck import oldest_samples
 from rollout_svc.tensors import Handles
+from rollout_svc.weights.phases import Phases
 
 __all__ = ["OLDEST", "describe", "hopeless", "rss_bytes", "shortage_of", "whereabouts"]
 
@@ -38,6 +39,10 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
         "state": state,
         "ticket": parts.pauses.ticket,
         "weight_version": parts.fleet.version,
+        "weights": {
+            "version": parts.fleet.version,
+            **(parts.updater.phases or Phases(float)).as_json(),
+        },
         "lanes": {
             lane: {
                 "open": parts.gate.is_open(lane),

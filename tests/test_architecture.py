@@ -18,7 +18,18 @@ if not PACKAGE.is_dir():
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
     *("sample_state", "sample_status", "heavy"),
-    *("config", "configfile", "feasible", "plan", "limits", "tokens", "chat_template", "plugins", "await_chain"),
+    *(
+        "config",
+        "configfile",
+        "feasible",
+        "plan",
+        "limits",
+        "tokens",
+        "chat_template",
+        "plugins",
+        "await_chain",
+        "copying",
+    ),
 )
 """Imported by everyone; they import each other."""
 FLOORS = (

@@ -61,6 +61,11 @@ class Engine:
         return self._scheduler.version
 
     @property
+    def staging_bytes(self) -> int:
+        """Bytes that were ever allocated for weights to come."""
+        return self._updating.allocated
+
+    @property
     def running(self) -> int:
         """Requests in the batch, frozen ones included."""
         return len(self._scheduler.batch.jobs)

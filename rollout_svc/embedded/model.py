@@ -88,8 +88,13 @@ class TinyConfig:
 PRESETS: Final[dict[str, TinyConfig]] = {
     "tiny": TinyConfig(vocab_size=257, context=1024),
     "tiny-moe": TinyConfig(vocab_size=257, context=1024, layers=3, moe_layers=(1, 2)),
+    "wide": TinyConfig(vocab_size=257, context=256, width=2112, layers=5, heads=33),
 }
-"""Models by name. Vocabulary and context are the engine's defaults, replaced by its tokenizer and flags."""
+"""Models by name. Vocabulary and context are the engine's defaults, replaced by its tokenizer and flags.
+
+`wide` is for moving weights: 1 GiB of them (1,028 MiB in 65 tensors, the largest 68 MiB). It generates, slowly, and is
+built in seconds; its context is short because the cache has a place for each token of each row.
+"""
 
 
 def preset(name: str, *, vocab_size: int | None = None, context: int | None = None) -> TinyConfig:

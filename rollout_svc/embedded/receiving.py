@@ -8,6 +8,7 @@ Invariants:
 - What is loaded is what the sender had written when it made the call, or the call is refused. A buffer left out is
   reused only where this receiver still has it, mapped and not a clone, with the dtype the metadata name.
 - After a refusal nothing is kept: the next call has to carry the buffer again.
+- At most one segment is mapped between rounds, the last one's; after a refusal none is.
 - Nothing is unpickled, and no segment is mapped that is not one of a weight update.
 """
 
@@ -15,9 +16,10 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -61,18 +63,20 @@ class Receiver:
         self._folder = folder
         self._segment: _Segment | None = None
         self._cloned = False
+        self._mapped: _Mapping | None = None
 
     @property
     def registered(self) -> bool:
         """Whether a buffer is kept for later calls."""
         return self._segment is not None
 
-    def receive(self, call: Mapping[str, Any], load: Callable[[str, torch.Tensor], object]) -> int:
+    def receive(self, call: Mapping[str, Any], load: Callable[[list[tuple[str, torch.Tensor]]], object]) -> int:
         """Read one call, and return how many tensors it had.
 
         Args:
             call: as it came.
-            load: copies a tensor to where it belongs; it is given views of the buffer, which others write to later.
+            load: copies tensors to where they belong; it is given names and views of the buffer, which others write to
+                later, all those of the call.
 
         Raises:
             BucketError: the call cannot be honoured as it was meant; what was registered is dropped, and what was
@@ -84,13 +88,20 @@ class Receiver:
             self.drop()
             raise
 
-    def drop(self) -> None:
-        """Forget buffer and event: the round is over, or is to begin anew. Idempotent."""
-        segment, self._segment = self._segment, None
-        self._cloned = False
-        del segment
+    def end(self) -> None:
+        """Forget buffer and event: the round is over. Idempotent.
 
-    def _receive(self, call: Mapping[str, Any], load: Callable[[str, torch.Tensor], object]) -> int:
+        The segment stays mapped for the next round that names it: its pages would have to be found again, one by one.
+        """
+        self._segment = None
+        self._cloned = False
+
+    def drop(self) -> None:
+        """Forget all: the round is to begin anew, or there will be none. Idempotent."""
+        self.end()
+        self._mapped = None
+
+    def _receive(self, call: Mapping[str, Any], load: Callable[[list[tuple[str, torch.Tensor]]], object]) -> int:
         places = _places(call.get("metadata"))
         if not places:
             raise BucketError("metadata: an empty bucket is for `finished` alone")
@@ -102,8 +113,7 @@ class Receiver:
         if segment.event and written != segment.written:
             raise BucketError(f"the buffer is at {segment.written}, the call is about {written}: it was overwritten")
         views = [(place.name, segment.tensor(place, unit)) for place in places]  # all of them, before any is loaded
-        for name, view in views:
-            load(name, view)
+        load(views)
         if segment.event:
             if written != segment.written:
                 raise BucketError(f"the buffer went from {written} to {segment.written} while it was read")
@@ -118,7 +128,9 @@ class Receiver:
             event = call.get("event")
             if event is None and not call.get("require_clone", True):
                 raise BucketError("event: needed with a buffer that is to be kept (require_clone false)")
-            return _Segment(self._folder, handle, event)
+            segment = _Segment(self._folder, handle, event, self._mapped)
+            self._mapped = segment.mapping
+            return segment
         if self._segment is None:
             raise BucketError("buffer: none is registered here; send it with the first call of a round")
         if self._cloned:
@@ -126,14 +138,23 @@ class Receiver:
         return self._segment
 
 
+class _Mapping(NamedTuple):
+    """A segment in this process's memory: which file it is, and how long."""
+
+    inode: int
+    size: int
+    memory: mmap.mmap
+
+
 class _Segment:
     """A segment that is mapped here.
 
     Attributes:
         event: whether its sequence lock is to be looked at.
+        mapping: how it is mapped: as before, where it was.
     """
 
-    def __init__(self, folder: Path, handle: Any, event: Any) -> None:
+    def __init__(self, folder: Path, handle: Any, event: Any, before: _Mapping | None = None) -> None:
         try:
             name, size, dtype = handle["name"], handle["bytes"], handle["dtype"]
         except (KeyError, TypeError) as error:
@@ -147,10 +168,14 @@ class _Segment:
         if self.event and event != {"kind": "sequence", "name": name}:
             raise EventError(f"event: only a sequence lock of the same segment can be opened here, not {event!r:.200}")
         try:
-            with (folder / name).open("r+b") as file:
-                self._map = mmap.mmap(file.fileno(), HEAD_BYTES + size)
+            with (folder / name).open("r+b") as file:  # also where it is mapped: it has to be there still
+                inode = os.fstat(file.fileno()).st_ino
+                if before is None or before[:2] != (inode, size):
+                    before = _Mapping(inode, size, mmap.mmap(file.fileno(), HEAD_BYTES + size))
         except (OSError, ValueError) as error:
             raise BucketError(f"buffer: {name} cannot be mapped: {error}") from error
+        self.mapping = before
+        self._map = before.memory
         self._counters = np.frombuffer(self._map, dtype="<u8", count=2)
         self._size = size
 

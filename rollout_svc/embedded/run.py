@@ -35,6 +35,9 @@ EXIT_USAGE: Final = 2
 MAX_RUNNING: Final = 256
 """Requests decoded together by default; the rest wait in the queue."""
 
+MAX_RUNNING_WIDE: Final = 8
+"""The same for preset `wide`, whose cache takes 20 MiB for each of them."""
+
 PARENT_POLL_S: Final = 0.5
 """How often a process that is to die with its parent looks for it."""
 
@@ -50,7 +53,7 @@ def run_engine(
     tokenizer: str | Path | None = None,
     api_key: str | None = None,
     admin_api_key: str | None = None,
-    max_running: int = MAX_RUNNING,
+    max_running: int | None = None,
     context: int | None = None,
     weights: str | Path | None = None,
     *,
@@ -67,7 +70,7 @@ def run_engine(
         tokenizer: Directory with `tokenizer.json`; None for bytes.
         api_key: Key of the data routes.
         admin_api_key: Key of the admin routes.
-        max_running: Requests decoded together.
+        max_running: Requests decoded together; None for as many as suit the preset.
         context: Most tokens of a sequence; None for the preset's.
         weights: Safetensors file or directory to start from instead of fresh weights.
         die_with_parent: End once the process that started this one is gone.
@@ -77,6 +80,8 @@ def run_engine(
         The exit code: 0 ended by a signal, 1 the engine failed, 2 it could not start.
     """
     parent = os.getppid() if die_with_parent else None
+    if max_running is None:
+        max_running = MAX_RUNNING_WIDE if model == "wide" else MAX_RUNNING
     try:
         with _leaving_on_signal():
             keys, tells = (api_key, admin_api_key), return_routed_experts
@@ -206,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--api-key", default=None, help="key of the data routes")
     parser.add_argument("--admin-api-key", default=None, help="key of the admin routes")
-    parser.add_argument("--max-running", type=int, default=MAX_RUNNING, help="requests decoded together")
+    parser.add_argument("--max-running", type=int, default=None, help="requests decoded together")
     parser.add_argument("--context", type=int, default=None, help="most tokens of a sequence")
     parser.add_argument("--weights", default=None, metavar="PATH", help="safetensors to start from")
     parser.add_argument("--die-with-parent", action="store_true", help="end once the starting process is gone")

@@ -276,6 +276,7 @@ class EngineServer:
                 "weight_version": self.engine.version,
                 "pause_modes": list(PAUSE_MODES),
                 "weight_transports": list(WEIGHT_TRANSPORTS),
+                "weight_staging_bytes": self.engine.staging_bytes,
                 "enable_return_routed_experts": identity.tells_experts,
                 **(config.routing() if config.moe_layers else {}),
             }

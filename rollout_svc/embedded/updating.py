@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from rollout_svc.copying import copy_all
 from rollout_svc.embedded.model import WeightsError
 from rollout_svc.embedded.receiving import BucketError, Receiver
 
@@ -54,7 +55,8 @@ class Updating:
         Raises:
             WeightsError: What will come does not fit the model; nothing was begun.
         """
-        self.abandon()
+        if self.open:
+            self.abandon()
         if manifest is not None:
             self._check(manifest)
         self.open, self._finite = True, finite
@@ -84,7 +86,9 @@ class Updating:
             raise WeightsError(f"missing {listed(missing)}")
         for name, parameter in self._wanted.items():
             parameter.data, self._spare[name] = self._spare[name], parameter.data
-        self.abandon()
+        self.open = False
+        self._loaded = set()
+        self._receiver.end()
 
     def abandon(self) -> None:
         """Forget what was staged. Idempotent."""
@@ -112,7 +116,12 @@ class Updating:
         if problems:
             raise WeightsError("; ".join(problems))
 
-    def _stage(self, name: str, view: Tensor) -> None:
+    def _stage(self, views: list[tuple[str, Tensor]]) -> None:
+        copy_all([(self._place(name, view), view) for name, view in views])
+        self._loaded.update(name for name, _ in views)
+
+    def _place(self, name: str, view: Tensor) -> Tensor:
+        """Where a tensor is staged; raises WeightsError for one that may not be."""
         parameter = self._wanted.get(name)
         if parameter is None:
             raise WeightsError(f"unknown {name}")
@@ -124,8 +133,7 @@ class Updating:
         if spare is None:
             spare = self._spare[name] = torch.empty_like(parameter.data)
             self.allocated += spare.nbytes
-        spare.copy_(view)
-        self._loaded.add(name)
+        return spare
 
 
 def listed(names: list[str]) -> str:

@@ -125,11 +125,20 @@ class Metrics:
         pause = Histogram("rollout_pause_seconds", "Pause", ["mode", "clean"], buckets=_SECONDS, registry=registry)
         left = Counter("rollout_pause_abandoned", "Requests and tasks a pause left running", registry=registry)
         update = Histogram("rollout_update_seconds", "Weight update", ["ok"], buckets=_SECONDS, registry=registry)
+        phase = Histogram(
+            *("rollout_weight_update_seconds", "Weight update by phase", ["phase"]), buckets=_SECONDS, registry=registry
+        )
         wait = Histogram("rollout_batch_wait_seconds", "Wait for a batch", buckets=_SECONDS, registry=registry)
 
         bus.subscribe(events.PauseFinished, lambda e: pause.labels(e.mode, str(e.clean).lower()).observe(e.elapsed_s))
         bus.subscribe(events.PauseFinished, lambda e: left.inc(e.abandoned))
         bus.subscribe(events.WeightsUpdated, lambda e: update.labels(str(e.ok).lower()).observe(e.seconds))
+
+        def update_phases(event: events.WeightsUpdated) -> None:
+            for name, seconds in event.phases.items():
+                phase.labels(name).observe(seconds)
+
+        bus.subscribe(events.WeightsUpdated, update_phases)
         bus.subscribe(events.BatchTaken, lambda e: wait.observe(e.wait_s))
 
     def _gauges(self) -> None:

@@ -23,6 +23,11 @@ def show_status(status: dict[str, Any]) -> None:
     console.print(
         f"[bold]{status['state']}[/bold]  ticket {status['ticket']}  weights {status['weight_version']}  {lanes}"
     )
+    weights = status.get("weights", {})
+    if phases := weights.get("phases_s"):
+        took = "  ".join(f"{phase} {seconds:.3f} s" for phase, seconds in phases.items())
+        moved = f"  {weights['buckets']} buckets, {weights['bytes'] / 2**20:.1f} MiB" if weights["buckets"] else ""
+        console.print(f"update: {took}{moved}", soft_wrap=True)
     workers = Table("worker", "url", "state", "in flight", "limit", "weights", "why", box=None, pad_edge=False)
     for worker in status["workers"]:
         style = _STYLE.get(worker["state"], "red")

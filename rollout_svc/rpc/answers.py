@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollout_svc.config import Dialect, PauseMode, Strategy
 from rollout_svc.gate import Lane
 from rollout_svc.service import State
+from rollout_svc.weights.phases import Phase
 from rollout_svc.workers.worker import WorkerState
 
 __all__ = [
@@ -285,6 +286,17 @@ class MemoryBrief(Record):
     growing: list[GrowthRecord]
 
 
+class WeightsRecord(Record):
+    """The fleet's weights, and the update that is under way, or was the last."""
+
+    version: Natural
+    phases_s: dict[Phase, Seconds]
+    """Those that took place."""
+    buckets: Natural
+    """How many every engine has."""
+    bytes: Natural
+
+
 class Status(Record):
     """The service's record of itself."""
 
@@ -293,6 +305,7 @@ class Status(Record):
     """The number of the last pause."""
     weight_version: Natural
     """Trainer steps whose weights the fleet has."""
+    weights: WeightsRecord
     lanes: dict[Lane, LaneRecord]
     workers: list[WorkerRecord]
     buffer: BufferRecord

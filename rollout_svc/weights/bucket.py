@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+from rollout_svc.copying import copy_all
+
 if TYPE_CHECKING:
     import torch
 
@@ -136,9 +138,7 @@ class FlattenedBucket:
         else:
             _check_buffer(into, dtype, device, size)
         bucket = cls(metadata, into, layout)
-        with torch.no_grad():
-            for (_, view), (_, tensor) in zip(bucket.unpack(), tensors, strict=True):
-                view.copy_(tensor)
+        copy_all([(view, tensor) for (_, view), (_, tensor) in zip(bucket.unpack(), tensors, strict=True)])
         return bucket
 
     def unpack(self) -> Iterator[Named]:

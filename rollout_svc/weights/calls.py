@@ -17,6 +17,7 @@ from rollout_svc.gate import LANES
 from rollout_svc.pause.controller import PauseController
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.weights.fleet import Fleet, Source
+from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.request import refuse_undrained
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.pool import WorkerPool
@@ -89,17 +90,20 @@ class WeightCalls:
         pauses = self._pauses
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
+        phases = Phases(asyncio.get_running_loop().time)
         if was_running:
             if pause is None:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
             refuse_undrained(pause.get("lanes", LANES))
-            await self._pause(**pause)
+            with phases.during("pause"):
+                await self._pause(**pause)
             self._check()
         refuse_undrained(pauses.drained)
-        record = await self._updater.update(version, source, since=pauses.closed_at)
+        record = await self._updater.update(version, source, phases, since=pauses.closed_at)
         # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
         if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
-            pauses.resume()
+            with phases.during("resume"):
+                pauses.resume()
         return record
 
     async def assert_version(self, version: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -51,6 +52,8 @@ class WeightPublisher:
 
     Attributes:
         allocated: bytes of buffers that were ever made.
+        transfer_s: what the last update took from the question what will come to the word that every engine has all of
+            it, seconds.
     """
 
     def __init__(self, client: Client, *, bucket_bytes: int = _BUCKET_BYTES) -> None:
@@ -61,6 +64,7 @@ class WeightPublisher:
             bucket_bytes: most bytes of a bucket, and so of each of the two buffers, unless a tensor is larger.
         """
         self.allocated = 0
+        self.transfer_s = 0.0
         self._client = client
         self._bucket_bytes = bucket_bytes
         self._slab: SharedSlab | None = None
@@ -168,9 +172,11 @@ class _Publishing:
         self._round = SendRound(events=True)  # of an update: engines may have come since the last one
         self._sent: int | None = None  # generation of the buffer of the bucket that was given out
         self._flattening = asyncio.Lock()
+        self._began = time.monotonic()
 
     async def begin(self) -> dict[str, Any]:
         """What will come."""
+        self._began = time.monotonic()
         return {"manifest": self._manifest, "check_finite": self._check_finite}
 
     async def next(self) -> dict[str, Any]:
@@ -193,8 +199,10 @@ class _Publishing:
         """Write the next bucket into the buffer, which every engine has read."""
         import torch  # noqa: PLC0415 - the trainer has it
 
+        began = time.monotonic()
         tensors = next(self._buckets, None)
         if tensors is None:
+            self._owner.transfer_s = time.monotonic() - self._began
             return {"call": None}
         size = sum(-(-tensor.nbytes // 16) * 16 for _, tensor in tensors)
         slab, generation = self._owner.slab(size)
@@ -212,7 +220,7 @@ class _Publishing:
             call["buffer"] = {**slab.handle, "dtype": _DTYPE}
         if parts.event:
             call["event"] = {"kind": "sequence", "name": slab.name}
-        return {"call": call, "bytes": bucket.used}
+        return {"call": call, "bytes": bucket.used, "flatten_s": time.monotonic() - began}
 
 
 def _manifest(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -21,14 +21,13 @@ import orjson
 from rollout_svc.engines import Call, Endpoint, Transport, buckets
 from rollout_svc.engines.parsing import control_body
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.worker import Worker
 
-__all__ = ["Progress", "Staging"]
+__all__ = ["Staging"]
 
-Progress = Callable[[int, int], None]
-"""Told the buckets and bytes that every engine has."""
 _END_S = 10.0  # seconds for taking leave of everybody
 
 
@@ -41,9 +40,7 @@ class Staging:
         self._presence = presence
         self._timeout_s = timeout_s
 
-    async def stage(
-        self, workers: Sequence[Worker], publisher: Endpoint, progress: Progress = lambda *_: None
-    ) -> dict[str, str]:
+    async def stage(self, workers: Sequence[Worker], publisher: Endpoint, phases: Phases) -> dict[str, str]:
         """Have every worker stage what a publisher has.
 
         Returns:
@@ -54,7 +51,7 @@ class Staging:
             return lacking
         failed: dict[str, str] = {}
         try:
-            failed = await self._stage(workers, publisher, progress)
+            failed = await self._stage(workers, publisher, phases)
         except WorkerFailure as failure:
             failed = {worker.worker_id: f"the publisher: {failure}" for worker in workers}
         finally:
@@ -62,20 +59,32 @@ class Staging:
             await asyncio.shield(self._leave(workers, publisher, whole=not failed))
         return failed
 
-    async def _stage(self, workers: Sequence[Worker], publisher: Endpoint, progress: Progress) -> dict[str, str]:
-        opening = await self._ask(publisher, "/begin")
+    async def _stage(self, workers: Sequence[Worker], publisher: Endpoint, phases: Phases) -> dict[str, str]:
+        with phases.during("transfer"):
+            opening = await self._ask(publisher, "/begin")
         begin = buckets.begin(opening.get("manifest"), check_finite=opening.get("check_finite") is True)
-        failed = await self._all(workers, begin)
-        count = size = 0
+        with phases.during("load"):
+            failed = await self._all(workers, begin)
         while not failed:
-            answer = await self._ask(publisher, "/next")
+            answer = await self._next(publisher, phases)
             call = answer.get("call")
             if call is None:
                 return {}
-            failed = await self._all(workers, buckets.bucket(call))
-            count, size = count + 1, size + int(answer.get("bytes", 0))
-            progress(count, size)
+            with phases.during("load"):
+                failed = await self._all(workers, buckets.bucket(call))
+            if not failed:
+                phases.staged(int(answer.get("bytes", 0)))
         return failed
+
+    async def _next(self, publisher: Endpoint, phases: Phases) -> dict[str, Any]:
+        """The next bucket; it says itself for how long it was flattened."""
+        asked = asyncio.get_running_loop().time()
+        answer = await self._ask(publisher, "/next")
+        took_s = asyncio.get_running_loop().time() - asked
+        flatten_s = min(float(answer.get("flatten_s", 0.0)), took_s)
+        phases.add("flatten", flatten_s)
+        phases.add("transfer", took_s - flatten_s)
+        return answer
 
     async def _all(self, workers: Sequence[Worker], call: Call) -> dict[str, str]:
         """Make a call at every worker; why it failed, by id."""

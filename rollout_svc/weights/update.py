@@ -20,6 +20,7 @@ from rollout_svc.engines import Endpoint
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EventBus, WeightsUpdated
 from rollout_svc.weights.fleet import Fleet, Source
+from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
 from rollout_svc.weights.staging import Staging
 from rollout_svc.workers.pool import WorkerPool
@@ -31,22 +32,28 @@ _UNFLUSHED: Final = "unflushed"  # the kind of failure after which the label is 
 
 
 class WeightUpdater:
-    """Carries one update to every worker that can take it."""
+    """Carries one update to every worker that can take it.
+
+    Attributes:
+        phases: of the update under way, or the last one; None before the first.
+    """
 
     def __init__(self, *, fleet: Fleet, pool: WorkerPool, bus: EventBus, presence: Presence, staging: Staging) -> None:
         self.on_updated: Callable[[int], None] = lambda _: None
+        self.phases: Phases | None = None
         self._presence = presence
         self._staging = staging
         self._fleet = fleet
         self._pool = pool
         self._bus = bus
 
-    async def update(self, version: int, source: Source, *, since: float) -> dict[str, Any]:
+    async def update(self, version: int, source: Source, phases: Phases, *, since: float) -> dict[str, Any]:
         """Bring the fleet to `version`; the caller has made sure that every lane is drained.
 
         Args:
             version: trainer steps whose weights these are.
             source: where they come from.
+            phases: what the update has taken until now; its own are added.
             since: when the gate closed, loop time: a worker that came into traffic later was not there when the
                 trainer moved weights itself, so its label is taken from nobody but itself.
 
@@ -56,6 +63,7 @@ class WeightUpdater:
         Raises:
             NotNow: `update_failed`, with the same record as `detail`.
         """
+        self.phases = phases
         started = asyncio.get_running_loop().time()
         active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
         # From the look on: a stronger pause may join while the others are asked, and what is frozen must stay so.
@@ -69,11 +77,12 @@ class WeightUpdater:
             }
             previous = self._fleet.version
             if source.publisher is not None:
-                await self._stage(targets, source.publisher, version, results)
+                await self._stage(targets, source.publisher, version, results, phases)
             moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
-            outcomes = await asyncio.gather(
-                *(self._update_one(w, version, source, previous if w.worker_id in moved else None) for w in targets)
-            )
+            with phases.during("load" if source.path is not None else "confirm"):
+                outcomes = await asyncio.gather(
+                    *(self._update_one(w, version, source, previous if w.worker_id in moved else None) for w in targets)
+                )
             results.update({w.worker_id: outcome for w, outcome in zip(targets, outcomes, strict=True)})
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
             odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
@@ -90,7 +99,7 @@ class WeightUpdater:
         ok = bool(updated) and not odd
         seconds = asyncio.get_running_loop().time() - started
         names = tuple(worker.worker_id for worker in odd)
-        self._bus.emit(WeightsUpdated(version, source.kind, seconds, ok, names))
+        self._bus.emit(WeightsUpdated(version, source.kind, seconds, ok, names, phases.seconds))
         record = {"version": self._fleet.version, "workers": results}
         if not updated and not odd:
             raise NotNow("update_failed", "no worker is left to update", detail=record)
@@ -100,14 +109,19 @@ class WeightUpdater:
         return record
 
     async def _stage(
-        self, targets: list[Worker], publisher: Endpoint, version: int, results: dict[str, dict[str, Any]]
+        self,
+        targets: list[Worker],
+        publisher: Endpoint,
+        version: int,
+        results: dict[str, dict[str, Any]],
+        phases: Phases,
     ) -> None:
         """Have every target stage the weights; where one cannot, none does, and all are as they were.
 
         Raises:
             NotNow: `update_failed`; no weights have changed.
         """
-        failed = await self._staging.stage(targets, publisher)
+        failed = await self._staging.stage(targets, publisher, phases)
         if not failed:
             return
         for worker in targets:
@@ -115,7 +129,7 @@ class WeightUpdater:
             results[worker.worker_id] = {"ok": False, "version": worker.version, "error": error}
         names = ", ".join(failed)
         message = f"version {version} could not be staged at {names}; the fleet is at {self._fleet.version} as before"
-        self._bus.emit(WeightsUpdated(version, "shm", 0.0, False, tuple(failed)))
+        self._bus.emit(WeightsUpdated(version, "shm", 0.0, False, tuple(failed), phases.seconds))
         record = {"version": self._fleet.version, "workers": results}
         raise NotNow("update_failed", message, detail=record)
 

@@ -140,8 +140,16 @@ def test_presets_take_other_vocabularies_and_contexts() -> None:
     """A preset's vocabulary and context give way; an unknown name is refused with those that exist."""
     assert preset("tiny") == PRESETS["tiny"]
     assert preset("tiny", vocab_size=32, context=64) == TinyConfig()
-    with pytest.raises(ValueError, match=r"unknown model 'huge', expected one of: tiny, tiny-moe"):
+    with pytest.raises(ValueError, match=r"unknown model 'huge', expected one of: tiny, tiny-moe, wide"):
         preset("huge")
+
+
+def test_wide_has_a_gibibyte_of_weights() -> None:
+    """Sizes alone: nothing is allocated. No tensor is so large that buckets of it would be few."""
+    with torch.device("meta"):
+        sizes = [parameter.nbytes for parameter in TinyTransformer(PRESETS["wide"]).parameters()]
+    assert 2**30 <= sum(sizes) < 1.01 * 2**30
+    assert max(sizes) < 2**30 // 8
 
 
 @pytest.mark.parametrize("fields", [{"heads": 3}, {"vocab_size": 0}, {"context": 0}, {"layers": -1}])

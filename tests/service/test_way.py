@@ -36,7 +36,7 @@ ACCOUNTS = {
     *("admitted", "queued", "in_flight", "aborted", "ready", "leased", "consumed", "filtered", "expired", "failed"),
 }
 BEYOND_SAMPLE = {"reward_parts"}
-BEYOND_STATUS = {"producer", "evaluations", "trajectories", "tensors", "memory"}
+BEYOND_STATUS = {"producer", "weights", "evaluations", "trajectories", "tensors", "memory"}
 BEYOND_WORKER = {
     *("tokens_in_flight", "incarnation", "frozen", "reason", "weight_version", "engine_version", "model"),
     "process",

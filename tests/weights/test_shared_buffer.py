@@ -38,7 +38,7 @@ class Side:
 
     def receive(self, call: dict[str, Any]) -> None:
         """Load a call."""
-        self.receiver.receive(call, lambda name, view: self.loaded.__setitem__(name, view.clone()))
+        self.receiver.receive(call, lambda views: self.loaded.update({name: view.clone() for name, view in views}))
 
 
 @pytest.fixture
@@ -94,6 +94,47 @@ def test_metadata_alone_after_the_end_of_a_round_is_refused(side: Side) -> None:
     side.receiver.drop()
     with pytest.raises(BucketError, match="none is registered here"):
         side.receive(without(side.call(2.0), "buffer", "event"))
+
+
+def mappings(side: Side) -> int:
+    """How often the segment is mapped in this process."""
+    return Path("/proc/self/maps").read_text().count(side.slab.name)
+
+
+def test_a_segment_stays_mapped_for_the_next_round(side: Side) -> None:
+    """P26 P30: it is not registered meanwhile; the next round maps nothing anew, and reads what was written since."""
+    sent = mappings(side)
+    side.receive(side.call(1.0))
+    side.receiver.end()
+    assert not side.receiver.registered
+    assert mappings(side) == sent + 1
+    with pytest.raises(BucketError, match="none is registered here"):
+        side.receive(without(side.call(2.0), "buffer", "event"))
+    assert mappings(side) == sent, "after a refusal nothing is kept"
+    for value in (3.0, 4.0):
+        side.receive(side.call(value))
+        side.receiver.end()
+        assert side.loaded["w"].tolist() == [value] * 4
+        assert mappings(side) == sent + 1
+
+
+def test_another_segment_takes_the_place_of_the_one_that_was_mapped(side: Side, tmp_path: Path) -> None:
+    """P26 P30: also under the name of the first; and one whose name is gone is not read any more."""
+    side.receive(side.call(1.0))
+    side.receiver.end()
+    first, sent = side.slab, mappings(side) - 1
+    side.slab = SharedSlab(256, tmp_path)
+    side.receive(side.call(2.0))
+    assert side.loaded["w"].tolist() == [2.0] * 4
+    side.receiver.end()
+    assert Path("/proc/self/maps").read_text().count(first.name) == sent
+    call = side.call(3.0)
+    (tmp_path / first.name).rename(tmp_path / side.slab.name)
+    with pytest.raises(BucketError, match="the buffer is at 2, the call is about 4"):
+        side.receive(call)
+    side.slab.close()
+    with pytest.raises(BucketError, match="cannot be mapped"):
+        side.receive(call)
 
 
 @pytest.mark.parametrize("event", [{"kind": "cuda_ipc", "handle": "00"}, {"kind": "sequence", "name": "other"}, 7])
@@ -152,7 +193,7 @@ def test_a_bucket_that_was_overwritten_before_it_was_read_is_refused(side: Side)
 def test_a_bucket_that_is_overwritten_while_it_is_read_is_refused(side: Side) -> None:
     """P26: a torn bucket is not taken for a whole one."""
     with pytest.raises(BucketError, match="from 2 to 4 while it was read"):
-        side.receiver.receive(side.call(1.0), lambda *_: side.call(2.0))
+        side.receiver.receive(side.call(1.0), lambda _: side.call(2.0))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""The account of what an update took."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+
+from rollout_svc.events import EventBus, WeightsUpdated
+from rollout_svc.observe.metrics import Metrics
+from rollout_svc.observe.terminal import show_status
+from rollout_svc.weights.phases import Phases
+from rollout_svc.weights.publisher import WeightPublisher
+from tests.embedded.helpers import served, small_model
+from tests.support.stage import stage
+
+ORDER = ["pause", "flatten", "transfer", "load", "confirm", "resume"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(ORDER), st.floats(0, 100))))
+def test_phases_add_up_in_their_order(added: list[tuple[str, float]]) -> None:
+    """Whatever order they are counted in; what did not take place is not there."""
+    phases = Phases(lambda: 0.0)
+    for phase, seconds in added:
+        phases.add(phase, seconds)  # type: ignore[arg-type]
+    found = phases.seconds
+    assert list(found) == [phase for phase in ORDER if phase in dict(added)]
+    for phase, seconds in found.items():
+        assert seconds == pytest.approx(sum(took for name, took in added if name == phase), abs=1e-5)
+
+
+def test_a_phase_that_fails_has_taken_its_time() -> None:
+    """By the clock that was given."""
+    ticks = count(0, 2)
+    phases = Phases(lambda: float(next(ticks)))
+    with pytest.raises(ValueError, match="lost"), phases.during("load"):
+        raise ValueError("lost")
+    assert phases.seconds == {"load": 2.0}
+
+
+async def test_an_update_tells_its_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    """All six in status, in their order, and on a terminal; the event has all but the last, within its seconds."""
+    wanted = small_model(seed=1).state_dict()
+    nbytes = sum(tensor.nbytes for tensor in wanted.values())
+    async with served(is_open=True) as engine, stage(str(engine.session._base_url)) as made:
+        assert made.service.status()["weights"] == {"version": 0, "phases_s": {}, "buckets": 0, "bytes": 0}
+        async with WeightPublisher(made.service, bucket_bytes=2**16) as publisher:
+            await publisher.publish(wanted, 1, pause={})
+        weights = made.service.status()["weights"]
+        show_status(made.service.status())
+        event = made.of(WeightsUpdated)[-1]
+        assert weights["version"] == 1
+        assert list(weights["phases_s"]) == ORDER
+        assert weights["buckets"] > 1
+        assert nbytes <= weights["bytes"] < nbytes + 16 * len(wanted)
+        assert list(event.phases) == ORDER[:-1]
+        assert all(weights["phases_s"][phase] > 0 for phase in ("pause", "flatten", "transfer", "load", "confirm"))
+        assert sum(event.phases.values()) - event.phases["pause"] <= event.seconds + 1e-5
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("update:")]
+    assert all(phase in line for phase in ORDER)
+
+
+def test_phases_are_a_metric() -> None:
+    """One histogram, by phase."""
+    bus = EventBus(on_error=lambda *_: None)
+    metrics = Metrics(bus, dict)
+    bus.emit(WeightsUpdated(1, "shm", 0.5, True, (), {"flatten": 0.2, "load": 0.3}))
+    page = generate_latest(metrics.registry).decode()
+    assert 'rollout_weight_update_seconds_sum{phase="flatten"} 0.2' in page
+    assert 'rollout_weight_update_seconds_count{phase="load"} 1.0' in page
