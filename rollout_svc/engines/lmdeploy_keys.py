@@ -14,14 +14,12 @@ Invariants:
 
 from __future__ import annotations
 
-import re
-import socket
-import threading
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.errors import SampleFailure
 from rollout_svc.filtering.threads import CallThreads, NoThread
 
@@ -29,11 +27,8 @@ __all__ = ["FETCH_S", "ExpertKeys"]
 
 FETCH_S: Final = 60.0
 """Seconds for one key: to connect takes seconds, once; a GiB from another node a few."""
-_REACH_S: Final = 5.0  # seconds for a cluster to take a connection
-_PLACE: Final = re.compile(r"(?:ray://)?([^:/]+):(\d+)")
 _ACTOR: Final = "shared_store"
 _NAMESPACE: Final = "lmdeploy"
-_CONNECTING: Final = threading.Lock()  # a second `ray.init` beside the first is an error
 
 
 class ExpertKeys:
@@ -75,32 +70,16 @@ class ExpertKeys:
         except NoThread as error:
             raise _missing(key, str(error)) from error
         except Exception as error:  # Ray's own errors, and whatever the engine's actor raises
-            raise _missing(key, f"{type(error).__name__}: {_first_line(error)}") from error
+            raise _missing(key, f"{type(error).__name__}: {first_line(error)}") from error
         return np.asarray(found)
 
     def _get(self, key: str) -> Any:
         """Ask the actor; in a thread."""
         import ray  # noqa: PLC0415 - takes a second to import: only where a key came
 
-        with _CONNECTING:
-            if not ray.is_initialized():
-                _check_reachable(self._address)
-                ray.init(address=self._address, log_to_driver=False, configure_logging=False)
+        connect(self._address)
         actor = ray.get_actor(_ACTOR, namespace=_NAMESPACE)
         return ray.get(actor.get.remote(key), timeout=self._timeout_s)
-
-
-def _check_reachable(address: str) -> None:
-    """Raise OSError where nobody listens: Ray would go on trying for longer than a key may take."""
-    place = _PLACE.fullmatch(address)
-    if place is not None:
-        socket.create_connection((place[1], int(place[2])), timeout=_REACH_S).close()
-
-
-def _first_line(error: Exception) -> str:
-    """What an error says; of one that was raised in another process the cause, without the traceback it quotes."""
-    said = str(getattr(error, "cause", None) or error).strip()
-    return said.splitlines()[0][:200] if said else ""
 
 
 def _missing(key: str, why: str) -> SampleFailure:
