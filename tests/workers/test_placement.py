@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from rollout_svc.config import LaunchConfig, PlacementConfig, WorkerConfig
 from rollout_svc.configfile import config_from_mapping
 from rollout_svc.errors import ConfigError
+from rollout_svc.filtering.threads import AT_ONCE
 from rollout_svc.launching import LaunchFailed
 from rollout_svc.workers.placement import (
     Bundle,
@@ -21,6 +24,7 @@ from rollout_svc.workers.placement import (
     ignored,
     problems,
 )
+from rollout_svc.workers.placement_groups import RayGroups
 
 VARIABLE = "LMDEPLOY_RAY_EXTERNAL_PG_BUNDLES"
 ADDRESSES = ["127.0.0.9", "127.0.0.2", "127.0.0.10", "127.0.0.4"]
@@ -202,3 +206,28 @@ def test_the_settings_keep_the_order() -> None:
         "device": "GPU",
         "owns_group": False,
     }
+
+
+class Silent(RayGroups):
+    """A cluster that takes the connection, and says nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("auto", timeout_s=0.05)
+        self.over = threading.Event()
+
+    def _ask(self) -> tuple[dict[str, Any], dict[str, str]]:
+        self.over.wait(20)
+        return {}, {}
+
+
+async def test_a_cluster_that_does_not_answer_is_named_in_time() -> None:
+    """The wait is bounded; with every thread waiting, who asks then is told at once."""
+    groups = Silent()
+    try:
+        asking = await asyncio.gather(*(groups.find("trainer") for _ in range(AT_ONCE)), return_exceptions=True)
+        said = {str(failure) for failure in asking if isinstance(failure, LaunchFailed)}
+        assert said == {"placement.group: Ray at auto did not answer within 0.05 s"}
+        with pytest.raises(LaunchFailed, match=f"Ray at auto does not answer: {AT_ONCE} earlier calls"):
+            await groups.find("trainer")
+    finally:
+        groups.over.set()
