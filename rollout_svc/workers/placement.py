@@ -96,15 +96,18 @@ def bundles_of(config: PlacementConfig, group: PlacementGroup) -> str:
 
 
 async def environment(config: PlacementConfig | None, groups: Groups) -> dict[str, str]:
-    """Return what a process is told of its placement: nothing where it has none, or a group of its own.
+    """Return what a process is told of its placement: nothing where none is set.
 
-    The group is looked at each time: another one may have its name when an engine is started again.
+    One with a group of its own is told that there is no list: LMDeploy's Ray engine takes the first bundle of one that
+    it inherited, whoever owns the group. A group is looked at each time: another may have its name at the next start.
 
     Raises:
         LaunchFailed: the group cannot be looked at, or does not have these bundles.
     """
-    if config is None or config.owns_group or config.group is None:
+    if config is None:
         return {}
+    if config.owns_group or config.group is None:
+        return {BUNDLES_VARIABLE: ""}
     return {BUNDLES_VARIABLE: bundles_of(config, await groups.find(config.group))}
 
 

@@ -59,8 +59,11 @@ async def test_each_start_looks_at_the_group_anew(tmp_path: Path, monkeypatch: p
         )
 
 
-async def test_an_engine_that_owns_its_group_is_told_nothing_and_the_log_says_so(tmp_path: Path) -> None:
-    """The setting is ignored, with one remark at its place; no group is looked for."""
+async def test_an_engine_that_owns_its_group_gets_no_list_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting is ignored, with one remark at its place; no group is looked for, and no list is inherited."""
+    monkeypatch.setenv("LMDEPLOY_RAY_EXTERNAL_PG_BUNDLES", "7")
     groups = Groups(4)
     async with stage(engine(tmp_path, owns_group=True), groups=groups, ready=False) as made:
         await made.until(lambda: bool(made.of(EngineExited)), "it is over")

@@ -117,11 +117,11 @@ def test_another_device_has_another_name() -> None:
     assert few.path == "placement.bundles"
 
 
-async def test_an_engine_that_owns_its_group_is_told_nothing() -> None:
-    """Nothing is looked up nor passed on, a list that would be refused included, and a remark says so."""
+async def test_an_engine_that_owns_its_group_gets_no_list() -> None:
+    """Nothing is looked up nor passed on, not even a list that would be refused, and a remark says so."""
     groups = Groups(1, 1)
     owning = PlacementConfig(bundles=(5, 5), tensor_parallel=4, owns_group=True)
-    assert await environment(owning, groups) == {}
+    assert await environment(owning, groups) == {VARIABLE: ""}
     assert await environment(None, groups) == {}
     assert groups.asked == 0
     words = "ignored: the engine owns its placement group (owns_group), so the bundles [5, 5] are not passed on"
