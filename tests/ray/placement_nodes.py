@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ async def look(folder: Path, address: str) -> dict[str, Any]:
 if __name__ == "__main__":
     home = Path(sys.argv[1])
     os.environ |= {"HOME": str(home), "RAY_TMPDIR": str(home), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    # Whoever has a cluster in this process's parent may have passed its mode on, and its token lies in another home.
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     started = start(home)
     try:
         print(json.dumps(asyncio.run(look(home, started.address))))  # noqa: T201 - what the test reads
