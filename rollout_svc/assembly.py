@@ -306,6 +306,7 @@ class _FleetParts:
             pool=self.pool,
             supervisor=self.supervisor,
             launcher=ground.outside.launcher(),
+            groups=ground.outside.groups(config.experts.ray_address),
             tasks=tasks,
             bus=bus,
             rng=ground.rng,

@@ -18,6 +18,8 @@ from rollout_svc.judge_processes import PebbleRunner
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.launching import Launcher, ProcessLauncher
 from rollout_svc.tensors import Store, Threads, WorkThreads
+from rollout_svc.workers.placement import Groups
+from rollout_svc.workers.placement_groups import RayGroups
 
 __all__ = ["NewId", "Outside"]
 
@@ -49,6 +51,7 @@ class Outside:
         transport: carries calls to engines.
         processes: runs synchronous judgers.
         launcher: starts engines.
+        groups: looks up the placement groups of the Ray cluster at an address.
         tensors: makes what keeps heavy tensors; None: as `experts.store` says.
         threads: does what takes long beside the loop.
         storage: makes groups durable; None: the journal at `buffer.path`, or memory, which promises nothing.
@@ -60,6 +63,7 @@ class Outside:
     transport: Callable[[], Transport] = HttpTransport
     processes: Callable[[], ProcessRunner] = _processes
     launcher: Callable[[], Launcher] = ProcessLauncher
+    groups: Callable[[str], Groups] = RayGroups
     tensors: Callable[[], Store] | None = None
     threads: Callable[[], Threads] = _threads
     storage: Callable[[], Storage] | None = None

@@ -1,6 +1,7 @@
 """The settings of a service, as frozen values; defaults and bounds live here."""
 
 from rollout_svc.config.base import Listed
+from rollout_svc.config.placement import BUNDLES_VARIABLE, PlacementConfig
 from rollout_svc.config.settings import (
     BufferConfig,
     Config,
@@ -31,6 +32,7 @@ from rollout_svc.config.tasks import (
 from rollout_svc.config.workers import Dialect, LaunchConfig, WorkerConfig, address_of
 
 __all__ = [
+    "BUNDLES_VARIABLE",
     "AgentConfig",
     "BufferConfig",
     "Config",
@@ -45,6 +47,7 @@ __all__ = [
     "MemoryConfig",
     "PauseConfig",
     "PauseMode",
+    "PlacementConfig",
     "PluginConfig",
     "ProducerConfig",
     "PromptsConfig",

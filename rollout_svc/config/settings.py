@@ -144,7 +144,7 @@ class ExpertsConfig(Settings):
     store: Literal["memory", "shared", "ray"] = "memory"
     """Where they lie until the batch is acknowledged: in the service, in shared memory, in Ray's object store."""
     ray_address: str = Field("auto", min_length=1)
-    """The Ray cluster that LMDeploy's Ray executor, or the store, is on."""
+    """The Ray cluster that LMDeploy's Ray executor, the store, or a launched engine's placement group is on."""
 
     @field_validator("moe_layers")
     @classmethod

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, refuse
+from rollout_svc.config.placement import BUNDLES_VARIABLE, PlacementConfig
 
 __all__ = ["LOG_FOLDER", "LaunchConfig", "WorkerConfig", "address_of"]
 
@@ -75,6 +76,8 @@ class LaunchConfig(Settings):
     """How often it is started again in any `restart_window_s` when its process ends; then its worker stays DEAD."""
     restart_window_s: Seconds = 3600.0
     """Seconds after which a restart is forgotten."""
+    placement: PlacementConfig | None = None
+    """Where LMDeploy makes its Ray workers, in a placement group that it does not own."""
 
     @property
     def log_folder(self) -> str:
@@ -121,6 +124,12 @@ class LaunchConfig(Settings):
             raise refuse(("command",), "has no {port}: with port auto the engine must be told where to listen")
         return self
 
+    @model_validator(mode="after")
+    def _bundles_are_said_once(self) -> Self:
+        if self.placement is not None and BUNDLES_VARIABLE in self.env:
+            raise refuse(("env", BUNDLES_VARIABLE), "is made from placement.bundles: leave one of the two out")
+        return self
+
 
 class WorkerConfig(Settings):
     """One inference engine, reached over HTTP: exactly one of `url`, `launch`."""
@@ -164,6 +173,13 @@ class WorkerConfig(Settings):
             )
         if self.engines is not None and self.dialect not in {"auto", "sglang"}:
             raise refuse(("engines",), f"a router is for SGLang engines, and the dialect is {self.dialect!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _bundles_are_read_by_lmdeploy(self) -> Self:
+        if self.launch is not None and self.launch.placement is not None and self.dialect not in {"auto", "lmdeploy"}:
+            words = f"only LMDeploy reads it, and the dialect is {self.dialect!r}"
+            raise refuse(("launch", "placement"), words)
         return self
 
     @property

@@ -14,15 +14,14 @@ Invariants:
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.errors import SampleFailure
 from rollout_svc.filtering.threads import CallThreads, NoThread
-from rollout_svc.tensors.ray_store import check_reachable
 
 __all__ = ["FETCH_S", "ExpertKeys"]
 
@@ -30,7 +29,6 @@ FETCH_S: Final = 60.0
 """Seconds for one key: to connect takes seconds, once; a GiB from another node a few."""
 _ACTOR: Final = "shared_store"
 _NAMESPACE: Final = "lmdeploy"
-_CONNECTING: Final = threading.Lock()  # a second `ray.init` beside the first is an error
 
 
 class ExpertKeys:
@@ -72,7 +70,7 @@ class ExpertKeys:
         except NoThread as error:
             raise _missing(key, str(error)) from error
         except Exception as error:  # Ray's own errors, and whatever the engine's actor raises
-            raise _missing(key, f"{type(error).__name__}: {_first_line(error)}") from error
+            raise _missing(key, f"{type(error).__name__}: {first_line(error)}") from error
         array: np.ndarray[Any, Any] = found
         return array
 
@@ -80,18 +78,9 @@ class ExpertKeys:
         """Ask the actor; in a thread."""
         import ray  # noqa: PLC0415 - takes a second to import: only where a key came
 
-        with _CONNECTING:
-            if not ray.is_initialized():
-                check_reachable(self._address)
-                ray.init(address=self._address, log_to_driver=False, configure_logging=False)
+        connect(self._address)
         actor = ray.get_actor(_ACTOR, namespace=_NAMESPACE)
         return np.asarray(ray.get(actor.get.remote(key), timeout=self._timeout_s))
-
-
-def _first_line(error: Exception) -> str:
-    """What an error says; of one that was raised in another process the cause, without the traceback it quotes."""
-    said = str(getattr(error, "cause", None) or error).strip()
-    return said.splitlines()[0][:200] if said else ""
 
 
 def _missing(key: str, why: str) -> SampleFailure:

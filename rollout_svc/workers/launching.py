@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 
 from rollout_svc.config import LaunchConfig
 from rollout_svc.engines import Endpoint
-from rollout_svc.events import EngineExited, EngineStarted, EventBus
+from rollout_svc.events import EngineDoubted, EngineExited, EngineStarted, EventBus
 from rollout_svc.launching import Launch, Launcher, LaunchFailed, Process, Restarts, choose_port, how_it_ended
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.launched import Launched
+from rollout_svc.workers.placement import Groups, environment, ignored
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.supervisor import Supervisor
 from rollout_svc.workers.worker import Worker, WorkerState
@@ -61,6 +62,7 @@ class Launching:
         pool: WorkerPool,
         supervisor: Supervisor,
         launcher: Launcher,
+        groups: Groups,
         tasks: TaskOwner,
         bus: EventBus,
         rng: Random,
@@ -68,6 +70,7 @@ class Launching:
         self._pool = pool
         self._supervisor = supervisor
         self._launcher = launcher
+        self._groups = groups
         self._tasks = tasks
         self._bus = bus
         self._rng = rng
@@ -94,6 +97,9 @@ class Launching:
             asyncio.get_running_loop().create_future(),
         )
         self._kept[worker.worker_id] = kept
+        remark = ignored(config.placement)
+        if remark is not None:
+            self._bus.emit(EngineDoubted(f"workers.{worker.worker_id[1:]}.launch.placement", remark))
         self._tasks.spawn(f"launch:{worker.worker_id}", self._keep(kept))
 
     def hold(self) -> None:
@@ -138,10 +144,13 @@ class Launching:
         """Start a process and wait for its end, or end it where its worker was removed; returns it and how it ended."""
         worker, launched = kept.worker, kept.launched
         try:
+            placed = await environment(kept.config.placement, self._groups)
+            if kept.leaving.done() or self._held:  # a cluster may take its time
+                return None, "was not started any more"
             url = self._url(kept.config, worker)
             if url != worker.endpoint.url:
                 worker.move(url)
-            process = await self._launcher.start(_launch(kept.config, url, launched.log))
+            process = await self._launcher.start(_launch(kept.config, placed, url, launched.log))
         except LaunchFailed as failure:
             return None, f"could not be started: {failure}"
         launched.began(process.pid)
@@ -192,8 +201,8 @@ def _port(place: Endpoint) -> int | None:
     return urlsplit(place.url).port
 
 
-def _launch(config: LaunchConfig, url: str, log: str) -> Launch:
-    env = {"PYTHONUNBUFFERED": "1", **config.env}  # a log that is behind is no help
+def _launch(config: LaunchConfig, placed: dict[str, str], url: str, log: str) -> Launch:
+    env = {"PYTHONUNBUFFERED": "1", **config.env, **placed}  # a log that is behind is no help
     return Launch(config.command_at(urlsplit(url).port), env, Path(log))
 
 

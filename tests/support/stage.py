@@ -32,6 +32,7 @@ from rollout_svc.pause.report import PauseReport
 from rollout_svc.recovery import Restore
 from rollout_svc.service import RolloutService
 from rollout_svc.tensors import Threads
+from rollout_svc.workers.placement import Groups
 from rollout_svc.workers.worker import Worker
 from tests.support.bell import WAIT_S, Bell
 from tests.support.face import Face
@@ -100,8 +101,11 @@ def _outside(
     storage: Storage | None,
     transport: Callable[[], HttpTransport] = HttpTransport,
     threads: Threads | None = None,
+    groups: Groups | None = None,
 ) -> Outside:
     outside = Outside(transport=transport) if storage is None else Outside(transport=transport, storage=lambda: storage)
+    if groups is not None:
+        outside = replace(outside, groups=lambda _: groups)
     return outside if threads is None else replace(outside, threads=lambda: threads)
 
 
@@ -264,6 +268,7 @@ async def stage(
     transport: Callable[[], HttpTransport] = HttpTransport,
     restore: Restore | None = None,
     threads: Threads | None = None,
+    groups: Groups | None = None,
     **sections: Any,
 ) -> AsyncIterator[Stage]:
     """Run a service over engines.
@@ -276,10 +281,11 @@ async def stage(
         transport: makes what carries calls to engines.
         restore: a snapshot to go on from.
         threads: where heavy work is done.
+        groups: knows Ray's placement groups.
         sections: see `make_config`.
     """
     before = _tasks()
-    made = Stage(make_config(*engines, **sections), _outside(storage, transport, threads), restore)
+    made = Stage(make_config(*engines, **sections), _outside(storage, transport, threads, groups), restore)
     service = made.service
     parts: tuple[Any, ...] = (made.judge, made.agent, storage)
     for part in parts:
