@@ -84,7 +84,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(steps, st.booleans())
 def test_nothing_stale_is_ever_loaded(drawn: list[tuple[str, torch.dtype, int]], opens: bool) -> None:
     """P26: over rounds, failures, sleeps, dtypes and growing buckets, each answered call loaded what it was given."""

@@ -28,7 +28,7 @@ from tests.weights.test_bucket import DTYPES, tensor_of
 
 Named = tuple[str, torch.Tensor]
 WHOLE = Parts(buffer=True, event=False, require_clone=True, synchronize=True)
-few = settings(max_examples=40)
+few = settings(max_examples=40, deadline=None)
 shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 
 

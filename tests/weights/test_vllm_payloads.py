@@ -27,7 +27,7 @@ def body(call: Call) -> Any:
     return None if call.body is None else orjson.loads(call.body)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(mixed)
 def test_chunks_are_split_by_sizes_into_what_was_sent(tensors: list[Named]) -> None:
     """P26: one buffer, opened once, written chunk after chunk; any dtypes, strided sources too."""
@@ -41,7 +41,7 @@ def test_chunks_are_split_by_sizes_into_what_was_sent(tensors: list[Named]) -> N
     assert worker.opened == 1
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(mixed)
 def test_each_tensor_by_a_handle_of_its_own(tensors: list[Named]) -> None:
     """P26: unpacked, tensors are read where they lie; one that is strided would be a copy nobody keeps."""
