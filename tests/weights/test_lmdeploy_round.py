@@ -156,6 +156,7 @@ def test_the_buffer_and_its_event_travel_once_a_round() -> None:
     assert sent(send.bucket(full(1))).keys() == ONCE
     send.answered()
     assert sent(send.bucket([("w", torch.ones(5))])).keys() == ONCE
+    send.answered()
     send.failed()
     assert sent(send.bucket(full(1))).keys() == ONCE
     send.answered()

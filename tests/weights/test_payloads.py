@@ -149,9 +149,13 @@ def test_what_another_library_replaced_is_named_as_torchs(monkeypatch: pytest.Mo
 def test_the_sharing_strategy_is_left_as_it_was() -> None:
     """Tensors on the CPU travel by file name, and the process goes on as it did."""
     before = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    dumps([torch.ones(2)], {})
-    handle_of(torch.ones(2))
-    assert torch.multiprocessing.get_sharing_strategy() == before  # type: ignore[no-untyped-call]
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
+    try:
+        assert b"manager.sock" in base64.b64decode(dumps([torch.ones(2)], {}))
+        handle_of(torch.ones(2))
+        assert torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call]
+    finally:
+        torch.multiprocessing.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
 
 
 def test_every_rank_has_a_pickle_of_its_own() -> None:
