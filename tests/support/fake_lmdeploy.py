@@ -45,6 +45,7 @@ class FakeLMDeploy(Routes):
         lose_experts: answers lack the routed experts, although they were asked for.
         share_experts: keeps an array of routed experts and returns its key, as on Ray; None: they are in the answer.
         fail_update: weight updates fail after they changed something, as an uncaught error.
+        ranks: its tensor-parallel ranks, and whether they open events; a flattened bucket is loaded into each.
     """
 
     def __init__(

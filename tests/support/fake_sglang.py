@@ -40,6 +40,8 @@ class FakeSGLang(Routes):
         lose_aborts: True, or which calls: their aborts are answered 200 and do nothing.
         hold_aborts: aborts are answered 200 and take effect at `settle_aborts`.
         fail_update: True, or the message: weight updates answer 400 and change nothing.
+        ranks: weights of each tensor-parallel rank; a flattened bucket is loaded into each.
+        update_sessions: whether it is new enough to have, and to ask for, a begin and an end around tensor updates.
         lose_experts: answers lack the routed experts, although they were asked for.
         told: more that `/server_info` says.
         loads: the (running, waiting) that `/v1/loads` claims; None: the truth.

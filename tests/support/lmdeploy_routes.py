@@ -15,6 +15,7 @@ from tests.support import lmdeploy_wire as wire
 from tests.support.face import Face, as_json, body_of, cut, plain, reset_connection, twice
 from tests.support.faults import MANGLES, Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
 from tests.support.lmdeploy_core import Call, Core
+from tests.support.lmdeploy_weights import Rank
 from tests.support.sglang_wire import Reply
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Routes(Core, Face):
         self.share_experts: Callable[[Any], str] | None = None
         self.aborts: list[dict[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
+        self.ranks = [Rank()]
         self.clients: dict[Call, web.Request] = {}
         self.life = 0
         self.in_work = 0
@@ -255,6 +257,8 @@ class Routes(Core, Face):
         if request.query.get("level", "1") not in LEVELS:
             return _problem(wire.error(400, 'The "level" query parameter must be 1 or 2.'))
         self.sleep()
+        for rank in self.ranks:
+            rank.drop()
         return web.Response()
 
     async def _wakeup(self, request: web.Request) -> web.Response:
@@ -271,7 +275,17 @@ class Routes(Core, Face):
         self.updates.append((request.path, body))
         if self.fail_update or body.get("load_format") not in {None, "flattened_bucket"}:
             return _uncaught()
+        if body.get("load_format") is not None:
+            try:
+                self._load(body["serialized_named_tensors"], finished=bool(body.get("finished", False)))
+            except Exception:  # noqa: BLE001 - as it is there: nobody catches it
+                return _uncaught()
         return as_json(None)
+
+    def _load(self, serialized: str | list[str], *, finished: bool) -> None:
+        """Each rank reads its own of a list, and all of them the one string."""
+        for index, rank in enumerate(self.ranks):
+            rank.update(serialized if isinstance(serialized, str) else serialized[index], finished=finished)
 
     # --- looks
 

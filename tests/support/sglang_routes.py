@@ -11,7 +11,7 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -20,7 +20,11 @@ from tests.support.face import Face, as_json, body_of, cut, plain, reset_connect
 from tests.support.faults import MANGLES, Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
 from tests.support.routing import Routing
 from tests.support.sglang_core import Call, Core
+from tests.support.sglang_weights import load
 from tests.support.sglang_wire import Reply
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Routes"]
 
@@ -52,10 +56,12 @@ class Routes(Core, Face):
     loads: tuple[int, int] | None = None
     healthy: bool = True
     update_open: bool = False  # between /begin_weight_update and /end_weight_update
+    update_sessions: bool = True
 
     def __init__(self, *, slots: int | None, weight_version: str) -> None:
         super().__init__(slots=slots, weight_version=weight_version)
         self.told: dict[str, Any] = {}
+        self.ranks: list[dict[str, torch.Tensor]] = [{}]
         self.aborts: list[dict[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
         self.clients: dict[Call, web.Request] = {}
@@ -252,16 +258,30 @@ class Routes(Core, Face):
         failure: str | None = (
             "update_weights_from_tensor must run between begin_weight_update() and end_weight_update()"
         )
-        if self.update_open:
-            failure = self._updated("/update_weights_from_tensor", body, body.get("weight_version"))
+        if self.update_open or not self.update_sessions:
+            failure = self._load(body) or self._updated(request.path, body, body.get("weight_version"))
         return as_json({"success": failure is None, "message": failure or "Success"}, 400 if failure else 200)
 
+    def _load(self, body: dict[str, Any]) -> str | None:
+        """Load a flattened bucket into every rank, each from its own item; say why it failed."""
+        if body.get("load_format") == "flattened_bucket":
+            try:
+                for index, weights in enumerate(self.ranks):
+                    load(body["serialized_named_tensors"][index], weights)
+            except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
+                return str(error)
+        return None
+
     async def _begin_update(self, _: web.Request) -> web.Response:
+        if not self.update_sessions:
+            return as_json({"detail": "Not Found"}, 404)
         opened, self.update_open = not self.update_open, True
         message = "Success" if opened else "a weight update is already open"
         return as_json({"success": opened, "message": message}, 200 if opened else 400)
 
     async def _end_update(self, _: web.Request) -> web.Response:
+        if not self.update_sessions:
+            return as_json({"detail": "Not Found"}, 404)
         self.update_open = False
         return as_json({"success": True, "message": "Success"})
 

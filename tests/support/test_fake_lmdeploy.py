@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 from typing import Any
 
 import aiohttp
@@ -327,8 +329,11 @@ async def test_keys() -> None:
 async def test_update_weights() -> None:
     """200 with `null`; a failure is an uncaught error; there is no weight version."""
     async with FakeLMDeploy() as engine, Client(engine) as client:
-        body = {"serialized_named_tensors": "aGk=", "load_format": "flattened_bucket", "finished": True}
+        nothing = base64.b64encode(pickle.dumps({"metadata": []})).decode()
+        body = {"serialized_named_tensors": nothing, "load_format": "flattened_bucket", "finished": True}
         assert await client.post("/update_weights", body) == (200, None)
+        body["serialized_named_tensors"] = "aGk="
+        assert await client.post("/update_weights", body) == (500, "Internal Server Error")
         body = {"serialized_named_tensors": ["aGk="], "load_format": "boom"}
         assert await client.post("/update_weights", body) == (500, "Internal Server Error")
         assert await client.get("/model_info") == (404, {"detail": "Not Found"})
