@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -114,7 +115,7 @@ class Stage:
 
     def __init__(self, config: Config, outside: Outside | None = None, restore: Restore | None = None) -> None:
         bus = EventBus(on_error=self._broken)
-        self.service = RolloutService(config, bus=bus, rng=Random(1), outside=outside, restore=restore)
+        self.service = RolloutService(config, bus=bus, rng=Random(os.getpid()), outside=outside, restore=restore)
         self.bell = Bell()
         self.events: list[Event] = []
         self.may_die = False

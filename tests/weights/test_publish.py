@@ -9,6 +9,7 @@ import torch
 
 from rollout_svc.embedded import receiving
 from rollout_svc.errors import NotNow
+from rollout_svc.tensors.shared import own_prefix
 from rollout_svc.weights.publisher import WeightPublisher
 from tests.embedded.helpers import Served, served, small_model
 from tests.support.stage import Stage, stage
@@ -18,8 +19,8 @@ GREEDY: dict[str, Any] = {"sampling": {"max_tokens": LIMIT, "temperature": 0.0, 
 
 
 def segments() -> set[str]:
-    """Segments of weight updates there are."""
-    return {path.name for path in receiving.FOLDER.glob(f"{receiving.PREFIX}*")}
+    """This process's segments of weight updates."""
+    return {path.name for path in receiving.FOLDER.glob(f"{own_prefix(receiving.PREFIX)}*")}
 
 
 def weights(engine: Served) -> dict[str, torch.Tensor]:

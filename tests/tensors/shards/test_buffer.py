@@ -166,8 +166,7 @@ class Timed:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.holds = 0
-        self.longest_s = 0.0
+        self.held_s: list[float] = []
         self.began = 0.0
 
     def __enter__(self) -> None:
@@ -177,8 +176,7 @@ class Timed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.longest_s = max(self.longest_s, time.thread_time() - self.began)
-        self.holds += 1
+        self.held_s.append(time.thread_time() - self.began)
         self.lock.release()
 
 
@@ -194,8 +192,10 @@ def test_a_long_drain_never_holds_the_lock_for_long() -> None:
         assert buffer.drain(ids) == (here, here)
     finally:
         gc.enable()
-    assert timed.holds >= many // 1000  # ids take a microsecond each
-    assert timed.longest_s < 0.005  # a millisecond, and what a busy machine adds
+    held = sorted(timed.held_s)
+    assert len(held) >= many // 1000  # ids take a microsecond each
+    assert held[len(held) * 98 // 100] < 0.001
+    assert held[-1] < 0.05  # a machine that others share may count their time as ours, once
     assert buffer.stats()[:2] == (0, 0)
 
 
