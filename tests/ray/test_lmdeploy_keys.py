@@ -117,7 +117,7 @@ async def test_whoever_leaves_leaves_nothing_behind(kept: Kept) -> None:
 
 async def test_a_key_may_take_no_longer_than_it_may(kept: Kept) -> None:
     """Bounded, whatever becomes of the cluster."""
-    with pytest.raises(SampleFailure, match=r"experts_missing.*not within 0 s"):
+    with pytest.raises(SampleFailure, match=r"experts_missing.*(not within 0 s|timed out)"):
         await ExpertKeys(timeout_s=0.0).fetch(NOWHERE)
 
 
