@@ -116,7 +116,8 @@ async def test_a_pause_under_load(tmp_path: Path, stream: bool) -> None:
         assert set((await at.counts()).values()) == {0}
         kept = {s.sample_id: list(s.response_ids) for group in at.made.live_groups() for s in group.samples}
         assert len(kept) == PROMPTS
-        assert all(0 < len(ids) < LONG for ids in kept.values())
+        assert all(len(ids) < LONG for ids in kept.values())
+        assert any(kept.values())  # of those that still waited in an engine's queue there is nothing to keep
         await at.made.resume()
         for sample in await at.all_samples():
             ids = kept[sample["sample_id"]]
