@@ -8,16 +8,18 @@ Invariants:
 - What crosses is bytes, made and read where an error of the judger's can be caught: an object that cannot be made
   again on the other side fails its call, never the pool.
 - A pool that broke all the same, because an idle process was killed, is replaced at the next call.
+- A pool that ends answers every call it still had: by itself it forgets those that no process had said to run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import pickle
 import threading
 import traceback
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,33 +48,45 @@ class _Answer:
 class PebbleRunner:
     """A pool of killable judge processes, started at the first call."""
 
-    __slots__ = ("_max_workers", "_pool")
+    __slots__ = ("_asked", "_max_workers", "_pool")
 
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
         self._pool: ProcessPool | None = None
+        self._asked: set[Future[_Answer]] = set()  # of this pool
 
     def submit(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> asyncio.Future[Any]:
         """Run `method(payload)` of the judger in a process; see `judging.ProcessRunner`."""
         sent = pickle.dumps((spec.target, tuple(sorted(spec.options.items())), method, payload))
         if self._pool is not None and not self._pool.active:
-            threading.Thread(target=_end, args=(self._pool,), name="judge-pool-end", daemon=True).start()
-            self._pool = None
+            threading.Thread(target=_end, args=self._let_go(), name="judge-pool-end", daemon=True).start()
         if self._pool is None:
             self._pool = ProcessPool(max_workers=self._max_workers, context=_SPAWN)
+        asked = self._asked
         future: Future[_Answer] = self._pool.schedule(_run, args=[sent], timeout=timeout_s)
+        asked.add(future)
+        future.add_done_callback(asked.discard)
         return _opened(asyncio.wrap_future(future))
 
     async def close(self) -> None:
         """Kill what runs and end the processes, in a thread, for that blocks; idempotent."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await asyncio.to_thread(_end, pool)
+        if self._pool is not None:
+            await asyncio.to_thread(_end, *self._let_go())
+
+    def _let_go(self) -> tuple[ProcessPool | None, set[Future[_Answer]]]:
+        gone = self._pool, self._asked
+        self._pool, self._asked = None, set()
+        return gone
 
 
-def _end(pool: ProcessPool) -> None:
+def _end(pool: ProcessPool | None, asked: set[Future[_Answer]]) -> None:
+    if pool is None:
+        return
     pool.stop()  # type: ignore[no-untyped-call]
     pool.join()
+    for future in tuple(asked):  # its threads have ended: nothing else will
+        with contextlib.suppress(InvalidStateError):  # its caller cancelled it meanwhile
+            future.set_exception(JudgerError("its process was ended: the judge processes closed"))
 
 
 def _opened(answer: asyncio.Future[_Answer]) -> asyncio.Future[Any]:

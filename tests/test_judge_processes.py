@@ -205,3 +205,14 @@ async def test_closing_ends_what_runs(fifo: Path) -> None:
     await ended(pid)
     assert await call == "judge_error"
     await runner.close()
+
+
+async def test_closing_answers_a_call_that_no_process_has_begun() -> None:
+    """A call that still waits for a process to start when the runner closes fails; it does not wait for ever."""
+    runner = PebbleRunner(max_workers=1)
+    call = runner.submit(PluginSpec(TAKES, {}), "judge", a_sample(), AMPLE_S)
+    waiting = [runner.submit(PluginSpec(TAKES, {}), "judge", a_sample(), AMPLE_S) for _ in range(3)]
+    await runner.close()
+    async with asyncio.timeout(AMPLE_S):
+        outcomes = await asyncio.gather(call, *waiting, return_exceptions=True)
+    assert all(isinstance(outcome, Exception) for outcome in outcomes), outcomes  # a verdict of "failed", each
