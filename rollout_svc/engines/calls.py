@@ -186,7 +186,7 @@ class EngineProfile:
         dialect: name of the dialect it was recognised by.
         engine_version: the engine's own version.
         capabilities: what it can do, of `abort abort_all count disk flush freeze_keep_kv freeze_drop_kv set_version
-            stream weight_version experts`.
+            stream weight_version experts shm cuda_ipc distributed`.
         logprobs: what its logprobs are of.
         model: path or name of what it serves.
         tokenizer: path or name of its tokenizer.
@@ -196,6 +196,7 @@ class EngineProfile:
         weight_label: its label for the weights that are loaded.
         warnings: what will work, and should not be left so.
         experts: what is known of the routing of its model; None: nothing.
+        ranks: tensor-parallel ranks, each of which is given weights of its own.
     """
 
     dialect: str
@@ -210,6 +211,7 @@ class EngineProfile:
     weight_label: str | None = None
     warnings: tuple[str, ...] = ()
     experts: Layout | None = None
+    ranks: int = 1
 
 
 class Health(NamedTuple):

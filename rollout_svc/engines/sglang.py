@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 import orjson
 
 from rollout_svc.config import SamplingConfig
-from rollout_svc.engines import buckets
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
 from rollout_svc.engines.params import SamplingParams, extra_of, lift_of
 from rollout_svc.engines.parsing import (
@@ -32,6 +31,7 @@ from rollout_svc.engines.parsing import (
     version_of,
 )
 from rollout_svc.engines.sglang_stream import SGLangReader
+from rollout_svc.engines.updates.protocol import WAYS
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import FinishReason, VersionSpan
 from rollout_svc.tensors.experts import Layout, RawExperts
@@ -139,6 +139,7 @@ class SGLangDialect:
             max_running=first_of(int, server.get("max_running_requests")),
             weight_label=None if label is None else str(label),
             experts=_layout(server),
+            ranks=max(first_of(int, server.get("tp_size")) or 1, 1),
         )
 
     def info(self) -> Call:
@@ -232,8 +233,8 @@ def _refusal(reply: Reply) -> str:
 def _more(server: dict[str, Any]) -> tuple[str, ...]:
     """What it was started with, or is the built-in engine's alone."""
     transports = server.get("weight_transports")
-    shared = isinstance(transports, list) and buckets.CAPABILITY in transports
-    return ("experts",) * (server.get(_EXPERTS) is True) + (buckets.CAPABILITY,) * shared
+    ways = tuple(way for way in WAYS if way in transports) if isinstance(transports, list) else ()
+    return ("experts",) * (server.get(_EXPERTS) is True) + ways
 
 
 def _completion(body: Any) -> Completion:

@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rollout_svc.engines import Endpoint, EngineInfo, buckets
+from rollout_svc.engines import EngineInfo
+from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.weights.staging import Publisher
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.worker import Worker
 
@@ -34,13 +36,13 @@ class Source:
     Attributes:
         path: of `disk`: what the engines load.
         workers: of `external`: whom the trainer says it gave the weights; None: everyone who was in traffic.
-        publisher: of `shm`: who has the buckets.
+        publisher: of every other kind: who has the buckets, and how they travel.
     """
 
-    kind: Literal["disk", "external", "shm"]
+    kind: Literal["disk", "external"] | Way
     path: str | None = None
     workers: frozenset[str] | None = None
-    publisher: Endpoint | None = None
+    publisher: Publisher | None = None
 
     @property
     def moves(self) -> bool:
@@ -112,7 +114,8 @@ class Fleet:
 
     async def _bring_up(self, worker: Worker, info: EngineInfo) -> str | None:
         """One try; None when the worker has what was the fleet's version at its start."""
-        if info.half_loaded and (self.source is None or self.source.path is None):
+        half_loaded = info.half_loaded or worker.half_loaded
+        if half_loaded and (self.source is None or self.source.path is None):
             return "weights began to load there and never ended, and there are none to load instead: restart it"
         if (
             worker.version is None
@@ -125,7 +128,7 @@ class Fleet:
         if worker.version is not None and self.source is None and not self._anyone:
             self.version = worker.version  # this service is younger than the engines it found
         target = self.version
-        if worker.version == target:
+        if worker.version == target and not half_loaded:
             if worker.flushed != target and self.source is not None and self.source.kind == "external":
                 await self.flush(worker)
                 worker.flushed = target
@@ -153,23 +156,19 @@ class Fleet:
             raise WorkerFailure("cannot", f"{worker.dialect.name} loads no weights from disk")
         calls = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
         await self._control.do(worker, calls, self._update_timeout_s)
-        await self._confirm(worker, version)
-
-    async def swap_in(self, worker: Worker, version: int) -> None:
-        """Swap in what was staged and have the engine confirm the label; raises WorkerFailure."""
-        await self._control.do(worker, [buckets.end(version)], self._update_timeout_s)
-        await self._confirm(worker, version)
+        await self.confirm(worker, version)
+        worker.half_loaded = False
 
     async def set_label(self, worker: Worker, version: int) -> None:
         """Label the weights that are loaded and have the engine confirm; raises WorkerFailure."""
         await self._control.do(worker, worker.dialect.set_version(version), _LABEL_S)
-        await self._confirm(worker, version)
+        await self.confirm(worker, version)
 
     async def flush(self, worker: Worker) -> None:
         """Drop every cached prefix; raises WorkerFailure."""
         await self._control.do(worker, worker.dialect.flush_cache(), _LABEL_S)
 
-    async def _confirm(self, worker: Worker, version: int) -> None:
+    async def confirm(self, worker: Worker, version: int) -> None:
         """Believe the engine, and ourselves only where it has no label to read."""
         if worker.labels:
             await self.read_label(worker)

@@ -9,7 +9,7 @@ Invariants:
 - A bucket is overwritten only once every engine has it: the next one is asked for then, and by nobody else.
 - One bucket is in memory beside the trainer's own tensors. Its buffer is kept from one update to the next: the second
   of the same sizes allocates nothing.
-- The buffer travels with the first call of an update, and when it was replaced; the others carry metadata alone.
+- How a bucket travels is the sender's (`weights/senders/`).
 - Nothing is given to who does not show the token, which is new with each publisher.
 """
 
@@ -24,18 +24,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from aiohttp import web
 
-from rollout_svc.weights.bucket import FlattenedBucket, cut
-from rollout_svc.weights.persistent import SendRound
-from rollout_svc.weights.slab import SharedSlab
+from rollout_svc.weights.bucket import cut
+from rollout_svc.weights.senders.protocol import Engine, Named, Sender
+from rollout_svc.weights.senders.shared_memory import SharedMemorySender
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Client", "WeightPublisher"]
 
-Named = tuple[str, "torch.Tensor"]
 _BUCKET_BYTES: Final = 256 * 2**20
-_DTYPE: Final = "uint8"
 
 
 class Client(Protocol):
@@ -48,10 +46,9 @@ class Client(Protocol):
 
 
 class WeightPublisher:
-    """Gives out weights through shared memory; see the module's invariants.
+    """Gives out weights; see the module's invariants.
 
     Attributes:
-        allocated: bytes of buffers that were ever made.
         transfer_s: what the last update took from the question what will come to the word that every engine has all of
             it, seconds.
     """
@@ -63,16 +60,19 @@ class WeightPublisher:
             client: who asks for the update.
             bucket_bytes: most bytes of a bucket, and so of each of the two buffers, unless a tensor is larger.
         """
-        self.allocated = 0
         self.transfer_s = 0.0
         self._client = client
         self._bucket_bytes = bucket_bytes
-        self._slab: SharedSlab | None = None
-        self._generation = 0
+        self._sender: Sender = SharedMemorySender(bucket_bytes)
         self._token = secrets.token_urlsafe(24)
         self._runner: web.AppRunner | None = None
         self._url = ""
         self._publishing: _Publishing | None = None
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of buffers that were ever made."""
+        return self._sender.allocated
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,12 +107,14 @@ class WeightPublisher:
         if self._publishing is not None:
             raise RuntimeError("this publisher has an update under way")
         await self._open()
-        self._publishing = _Publishing(self, tensors, check_finite=check_finite)
+        publishing = _Publishing(self._sender, tensors, self._bucket_bytes, check_finite=check_finite)
+        self._publishing = publishing
         try:
-            source = {"kind": "shm", "publisher": self._url, "token": self._token}
+            source = {"kind": self._sender.way, "publisher": self._url, "token": self._token}
             return await self._client.update_weights(version, source, pause=pause)
         finally:
-            publishing, self._publishing = self._publishing, None
+            self._publishing = None
+            self.transfer_s = publishing.transfer_s
             await publishing.close()
 
     async def close(self) -> None:
@@ -120,9 +122,7 @@ class WeightPublisher:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
-        if self._slab is not None:
-            self._slab.close()
-            self._slab = None
+        await asyncio.to_thread(self._sender.release)
 
     async def _open(self) -> None:
         if self._runner is not None:
@@ -143,84 +143,77 @@ class WeightPublisher:
         if publishing is None:
             return web.json_response({"error": "no update is under way"}, status=409)
         try:
-            return web.json_response(await getattr(publishing, request.path[1:])())
-        except ValueError as error:
+            body = await request.json()
+            return web.json_response(
+                await getattr(publishing, request.path[1:])(body if isinstance(body, dict) else {})
+            )
+        except (ValueError, OSError) as error:
             return web.json_response({"error": str(error)}, status=400)
-
-    def slab(self, nbytes: int) -> tuple[SharedSlab, int]:
-        """The buffer, large enough, and its generation: another number for another buffer."""
-        if self._slab is None or self._slab.nbytes < nbytes:
-            if self._slab is not None:
-                self._slab.close()
-            self._slab = SharedSlab(max(nbytes, self._bucket_bytes))
-            self._generation += 1
-            self.allocated += self._slab.nbytes
-        return self._slab, self._generation
 
 
 class _Publishing:
     """One update under way."""
 
     def __init__(
-        self, owner: WeightPublisher, tensors: Mapping[str, torch.Tensor] | Iterable[Named], *, check_finite: bool
+        self,
+        sender: Sender,
+        tensors: Mapping[str, torch.Tensor] | Iterable[Named],
+        bucket_bytes: int,
+        *,
+        check_finite: bool,
     ) -> None:
-        self._owner = owner
+        self.transfer_s = 0.0
+        self._sender = sender
         self._manifest = _manifest(tensors) if isinstance(tensors, Mapping) else None
-        pairs: Iterable[Named] = tensors.items() if isinstance(tensors, Mapping) else tensors
-        self._buckets: Iterator[list[Named]] = cut(pairs, owner._bucket_bytes, "bytes")  # noqa: SLF001 - its own
+        self._pairs: Iterable[Named] = tensors.items() if isinstance(tensors, Mapping) else tensors
+        self._bucket_bytes = bucket_bytes
+        self._buckets: Iterator[list[Named]] = iter(())
         self._check_finite = check_finite
-        self._round = SendRound(events=True)  # of an update: engines may have come since the last one
-        self._sent: int | None = None  # generation of the buffer of the bucket that was given out
-        self._flattening = asyncio.Lock()
+        self._working = asyncio.Lock()
         self._began = time.monotonic()
 
-    async def begin(self) -> dict[str, Any]:
-        """What will come."""
+    async def begin(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """What will come, to these engines."""
         self._began = time.monotonic()
-        return {"manifest": self._manifest, "check_finite": self._check_finite}
+        async with self._working:
+            openings = await asyncio.to_thread(self._sender.open, _engines(body.get("engines")))
+            self._buckets = cut(self._pairs, self._bucket_bytes, "elements" if self._sender.one_dtype else "bytes")
+        return {"manifest": self._manifest, "check_finite": self._check_finite, "openings": openings}
 
-    async def next(self) -> dict[str, Any]:
+    async def next(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """The next bucket; whoever asks has loaded the one before."""
-        async with self._flattening:
-            if self._sent is not None:
-                self._round.sent(self._sent, _DTYPE)
-            return await asyncio.to_thread(self._flatten)
+        async with self._working:
+            return await asyncio.to_thread(self._write)
 
-    async def end(self) -> dict[str, Any]:
+    async def end(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """It is over, whole or not."""
+        await self.close(whole=body.get("whole") is True)
         return {}
 
-    async def close(self) -> None:
-        """Wait for what is being flattened."""
-        async with self._flattening:
+    async def close(self, *, whole: bool = False) -> None:
+        """Wait for what is being written, and end it; idempotent."""
+        async with self._working:
             self._buckets = iter(())
+            await asyncio.to_thread(self._sender.close, whole=whole)
 
-    def _flatten(self) -> dict[str, Any]:
-        """Write the next bucket into the buffer, which every engine has read."""
-        import torch  # noqa: PLC0415 - the trainer has it
-
+    def _write(self) -> dict[str, Any]:
+        """Have the next bucket ready; every engine has loaded the one before."""
         began = time.monotonic()
         tensors = next(self._buckets, None)
         if tensors is None:
-            self._owner.transfer_s = time.monotonic() - self._began
-            return {"call": None}
-        size = sum(-(-tensor.nbytes // 16) * 16 for _, tensor in tensors)
-        slab, generation = self._owner.slab(size)
-        with slab.writing():
-            bucket = FlattenedBucket.pack(tensors, "bytes", into=slab.tensor(torch.uint8))
-        parts = self._round.next(generation, _DTYPE)
-        self._sent = generation
-        call: dict[str, Any] = {
-            "metadata": [meta.as_json() for meta in bucket.metadata],
-            "layout": "bytes",
-            "written": slab.written,
-            "require_clone": parts.require_clone,
-        }
-        if parts.buffer:
-            call["buffer"] = {**slab.handle, "dtype": _DTYPE}
-        if parts.event:
-            call["event"] = {"kind": "sequence", "name": slab.name}
-        return {"call": call, "bytes": bucket.used, "flatten_s": time.monotonic() - began}
+            self.transfer_s = time.monotonic() - self._began
+            return {"bodies": None}
+        bodies = self._sender.write(tensors)
+        size = sum(tensor.nbytes for _, tensor in tensors)
+        return {"bodies": bodies, "bytes": size, "flatten_s": time.monotonic() - began}
+
+
+def _engines(said: Any) -> list[Engine]:
+    """Read who will be told; raises ValueError."""
+    try:
+        return [Engine(str(one["id"]), str(one["dialect"]), int(one["ranks"])) for one in said]
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"engines: expected id, dialect and ranks of each, not {said!r:.200}") from error
 
 
 def _manifest(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:

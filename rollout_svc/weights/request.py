@@ -6,14 +6,18 @@ Invariant: pure; a request that passed can be carried out or fails for a reason 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rollout_svc.engines import Endpoint
+from rollout_svc.engines.updates.protocol import WAYS
 from rollout_svc.errors import BadRequest, Conflict
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.weights.fleet import Source
+from rollout_svc.weights.staging import Publisher
 
 __all__ = ["read_source", "read_version", "refuse_undrained"]
+
+_ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 
 
 def read_version(version: object) -> int:
@@ -30,10 +34,11 @@ def read_source(given: Mapping[str, Any]) -> Source:
         if not isinstance(path, str) or not path:
             raise BadRequest.at("source.path", "needed for kind 'disk'")
         return Source(kind, path)
-    if kind == "shm":
-        return Source(kind, publisher=_publisher(given))
+    way = next((known for known in WAYS if known == kind), None)
+    if way is not None:
+        return Source(way, publisher=Publisher(_endpoint(given, way), way))
     if kind != "external":
-        told = f"{kind!r} is not supported by this version; use 'disk', 'shm' or 'external'"
+        told = f"expected one of {', '.join(('disk', 'external', *WAYS))}, not {str(kind)[:_ECHO_CHARS]!r}"
         raise BadRequest.at("source.kind", told)
     if workers is None:
         return Source(kind)
@@ -42,10 +47,10 @@ def read_source(given: Mapping[str, Any]) -> Source:
     return Source(kind, workers=frozenset(workers))
 
 
-def _publisher(given: Mapping[str, Any]) -> Endpoint:
+def _endpoint(given: Mapping[str, Any], way: str) -> Endpoint:
     url, token = given.get("publisher"), given.get("token")
     if not isinstance(url, str) or not url.startswith("http://"):
-        raise BadRequest.at("source.publisher", "expected the http:// address of a WeightPublisher, for kind 'shm'")
+        raise BadRequest.at("source.publisher", f"expected the http:// address of a WeightPublisher, for kind {way!r}")
     if token is not None and not isinstance(token, str):
         raise BadRequest.at("source.token", f"expected a string, not {type(token).__name__}")
     return Endpoint(url, None, token)

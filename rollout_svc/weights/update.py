@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from rollout_svc.engines import Endpoint
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EventBus, WeightsUpdated
 from rollout_svc.weights.fleet import Fleet, Source
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
-from rollout_svc.weights.staging import Staging
+from rollout_svc.weights.staging import Publisher, Staged, Staging
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -76,12 +75,16 @@ class WeightUpdater:
                 if worker not in targets
             }
             previous = self._fleet.version
+            staged = None
             if source.publisher is not None:
-                await self._stage(targets, source.publisher, version, results, phases)
+                staged = await self._stage(targets, source.publisher, version, results, phases)
             moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
             with phases.during("load" if source.path is not None else "confirm"):
                 outcomes = await asyncio.gather(
-                    *(self._update_one(w, version, source, previous if w.worker_id in moved else None) for w in targets)
+                    *(
+                        self._update_one(w, version, source, staged, previous if w.worker_id in moved else None)
+                        for w in targets
+                    )
                 )
             results.update({w.worker_id: outcome for w, outcome in zip(targets, outcomes, strict=True)})
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
@@ -111,27 +114,35 @@ class WeightUpdater:
     async def _stage(
         self,
         targets: list[Worker],
-        publisher: Endpoint,
+        publisher: Publisher,
         version: int,
         results: dict[str, dict[str, Any]],
         phases: Phases,
-    ) -> None:
-        """Have every target stage the weights; where one cannot, none does, and all are as they were.
+    ) -> Staged:
+        """Hand every target the weights; where one cannot take them, none does, and all that can are as they were.
 
         Raises:
-            NotNow: `update_failed`; no weights have changed.
+            NotNow: `update_failed`; only engines that load as it comes have changed, and they are out of traffic.
         """
-        failed = await self._staging.stage(targets, publisher, phases)
-        if not failed:
-            return
+        staged = await self._staging.stage(targets, publisher, version, phases)
+        if not staged.failed:
+            return staged
         for worker in targets:
-            error = failed.get(worker.worker_id, "another worker failed: what was staged here was forgotten")
+            error = staged.failed.get(worker.worker_id, "another worker failed: the update ended here as well")
+            if staged.touched(worker):
+                self._spoil(worker, f"an update to version {version} ended half-way: {error}")
             results[worker.worker_id] = {"ok": False, "version": worker.version, "error": error}
-        names = ", ".join(failed)
-        message = f"version {version} could not be staged at {names}; the fleet is at {self._fleet.version} as before"
-        self._bus.emit(WeightsUpdated(version, "shm", 0.0, False, tuple(failed), phases.seconds))
+        names = ", ".join(staged.failed)
+        message = f"version {version} could not be handed to {names}; the fleet is at {self._fleet.version} as before"
+        self._bus.emit(WeightsUpdated(version, publisher.way, 0.0, False, tuple(staged.failed), phases.seconds))
         record = {"version": self._fleet.version, "workers": results}
         raise NotNow("update_failed", message, detail=record)
+
+    @staticmethod
+    def _spoil(worker: Worker, reason: str) -> None:
+        """Its weights are of no version: out of traffic until it has some, all of them, from one update."""
+        worker.version, worker.half_loaded = None, True
+        worker.put_in_quarantine("version", reason)
 
     async def _waiting_for_weights(self, source: Source) -> list[Worker]:
         """Workers that are out of traffic for their version alone, and answer: they are brought along.
@@ -162,16 +173,20 @@ class WeightUpdater:
                     "version", f"the update failed here; {what}, the fleet is at {self._fleet.version}"
                 )
 
-    async def _update_one(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
+    async def _update_one(
+        self, worker: Worker, version: int, source: Source, staged: Staged | None, previous: int | None
+    ) -> dict[str, Any]:
         with _loading([worker]):
-            return await self._bring(worker, version, source, previous)
+            return await self._bring(worker, version, source, staged, previous)
 
-    async def _bring(self, worker: Worker, version: int, source: Source, previous: int | None) -> dict[str, Any]:
+    async def _bring(
+        self, worker: Worker, version: int, source: Source, staged: Staged | None, previous: int | None
+    ) -> dict[str, Any]:
         try:
             if source.path is not None:
                 await self._presence.during(worker, self._fleet.load(worker, source.path, version))
-            elif source.publisher is not None:
-                await self._presence.during(worker, self._swap_in(worker, version))
+            elif staged is not None:
+                await self._presence.during(worker, self._close(worker, staged, version))
             else:
                 await self._presence.during(worker, self._adopt(worker, version, previous))
         except WorkerFailure as failure:
@@ -180,9 +195,13 @@ class WeightUpdater:
             else:
                 worker.version = None  # nobody can say what it has; it is asked when it comes back
             cache = {"flushed": False} if failure.kind == _UNFLUSHED else {}
+            if staged is not None and staged.touched(worker):
+                self._spoil(worker, f"an update to version {version} ended half-way: {failure}")
             return {"ok": False, "version": worker.version, "error": str(failure), **cache}
         if worker.version != version:
             return {"ok": False, "version": worker.version, "error": f"it reports version {worker.version}"}
+        if source.moves:
+            worker.half_loaded = False
         return {"ok": True, "version": version}
 
     async def _adopt(self, worker: Worker, version: int, previous: int | None) -> None:
@@ -201,9 +220,10 @@ class WeightUpdater:
             raise WorkerFailure("odd_version", f"it reports {worker.version}, not {known}{version}")
         await self._flush(worker, version)
 
-    async def _swap_in(self, worker: Worker, version: int) -> None:
-        """`shm`: what it has staged becomes its weights."""
-        await self._fleet.swap_in(worker, version)
+    async def _close(self, worker: Worker, staged: Staged, version: int) -> None:
+        """What it was handed becomes its weights."""
+        await self._staging.close(worker, staged, version)
+        await self._fleet.confirm(worker, version)
         await self._flush(worker, version)
 
     async def _flush(self, worker: Worker, version: int) -> None:

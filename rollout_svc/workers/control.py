@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from rollout_svc.engines import Call, Dialect, Endpoint, EngineInfo, EngineProfile, Health, Reply, Transport
 from rollout_svc.engines.parsing import OK
 from rollout_svc.engines.router import LISTING, OWN, listed_engines, too_many
+from rollout_svc.engines.updates.protocol import Ask
 from rollout_svc.errors import ADMIN_KEY, WorkerFailure
 from rollout_svc.filtering.threads import CallThreads, NoThread
 from rollout_svc.tensors.layouts import filled, read_layout
@@ -166,6 +167,16 @@ class Control:
                 worker.dialect.parse_done(await self._transport.control(engine, call, timeout_s))
 
         await self._each(worker, make)
+
+    async def at_each(
+        self, worker: Worker, visit: Callable[[Endpoint, Ask], Awaitable[None]], timeout_s: float
+    ) -> None:
+        """Have a conversation with every engine behind it, at once; raises WorkerFailure, after all have ended."""
+
+        async def talk(engine: Endpoint) -> None:
+            await visit(engine, lambda call: self._transport.control(engine, call, timeout_s))
+
+        await self._each(worker, talk)
 
     async def _check_front(self, worker: Worker, timeout_s: float, *, first: bool = False) -> None:
         """Raise WorkerFailure where nobody answers in front of the engines, or where it sends to others beside them.

@@ -104,6 +104,7 @@ class Worker:
         "flushed",
         "freeze",
         "freeze_until",
+        "half_loaded",
         "held",
         "incarnation",
         "launched",
@@ -179,6 +180,7 @@ class Worker:
         self.freeze_until = 0.0  # loop time until which a freeze that was given up may still arrive
         self.thaw_until = 0.0  # likewise a thaw
         self.switching = asyncio.Lock()
+        self.half_loaded = False  # an update ended there between two versions
         self.loading = False  # weights are on their way: what is frozen there must not go on
         self.unsure = False
         self.launched: Launched | None = None
@@ -281,6 +283,8 @@ class Worker:
         One that was out and cannot say which it is may be another. What it has is then what an update gave it since.
         """
         waited = self.quarantine is not None and self.quarantine.kind == "version"
+        if info.process != self.process:
+            self.half_loaded = False
         if not self.labels and (info.process != self.process or (info.process is None and not waited)):
             self.version = None
         self.process = info.process
@@ -302,6 +306,7 @@ class Worker:
         self.thawed(now)
         self.freeze_until = self.thaw_until = 0.0
         self.residual = self.flushed = None
+        self.half_loaded = False
         self.withdrawn.clear()
         self.breaker.succeeded()
 

@@ -1,0 +1,28 @@
+"""Which kind of engine takes weights by which way.
+
+| way | sglang | vllm | lmdeploy |
+|---|---|---|---|
+| `shm` | the built-in engine alone | | |
+
+Invariant: what an engine was started for is in its capabilities; here is what its kind can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rollout_svc.engines.updates.protocol import EngineUpdate
+from rollout_svc.engines.updates.shared_memory import SharedMemoryUpdate
+
+__all__ = ["make_update"]
+
+_UPDATES: Final[dict[tuple[str, str], Callable[[], EngineUpdate]]] = {
+    ("sglang", "shm"): SharedMemoryUpdate,
+}
+
+
+def make_update(dialect: str, way: str) -> EngineUpdate | None:
+    """Make one engine's side of one update; None where there is no such thing."""
+    make = _UPDATES.get((dialect, way))
+    return None if make is None else make()

@@ -1,0 +1,1 @@
+"""The trainer's side of each way that weights are handed over."""
