@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from aiohttp import web
 
+from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.weights.bucket import cut
 from rollout_svc.weights.senders.protocol import Engine, Named, Sender
-from rollout_svc.weights.senders.shared_memory import SharedMemorySender
+from rollout_svc.weights.senders.registry import make_sender
 
 if TYPE_CHECKING:
     import torch
@@ -53,17 +54,18 @@ class WeightPublisher:
             it, seconds.
     """
 
-    def __init__(self, client: Client, *, bucket_bytes: int = _BUCKET_BYTES) -> None:
+    def __init__(self, client: Client, *, way: Way = "shm", bucket_bytes: int = _BUCKET_BYTES) -> None:
         """Make a publisher; nothing is opened before the first update.
 
         Args:
             client: who asks for the update.
+            way: how weights get to the engines: `shm`, through memory that they share with this process.
             bucket_bytes: most bytes of a bucket, and so of each of the two buffers, unless a tensor is larger.
         """
         self.transfer_s = 0.0
         self._client = client
         self._bucket_bytes = bucket_bytes
-        self._sender: Sender = SharedMemorySender(bucket_bytes)
+        self._sender = make_sender(way, bucket_bytes)
         self._token = secrets.token_urlsafe(24)
         self._runner: web.AppRunner | None = None
         self._url = ""
