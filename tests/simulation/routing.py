@@ -50,6 +50,8 @@ def problem(held: Any, tokens: list[int], brought_by: list[int]) -> str | None:
     rows = np.zeros((0, 2, 1), dtype=np.uint8) if held is None else held.read()
     if rows.shape != (len(brought_by), 2, 1) or rows.dtype != np.uint8:
         return f"{rows.dtype} {rows.shape}, where {len(brought_by)} rows came"
+    if len(brought_by) > len(tokens):
+        return f"{len(brought_by)} rows came for {len(tokens)} tokens"
     made = [[token % _EXPERTS, serial % _EXPERTS] for token, serial in zip(tokens, brought_by, strict=False)]
     found = rows[:, :, 0].tolist()
     if found != made:
