@@ -159,7 +159,7 @@ def test_the_probe_changes_nothing() -> None:
 def test_profile() -> None:
     """What it can do; what it serves; what its logprobs are of; never what it cannot or does not say."""
     profile = probed()
-    assert profile.capabilities == ("abort", "abort_all", "stream", "experts")
+    assert profile.capabilities == ("abort", "abort_all", "stream", "experts", "cuda_ipc")
     assert (profile.dialect, profile.model, profile.logprobs) == ("lmdeploy", "m", "raw")
     assert (profile.context, profile.max_running, profile.weight_label) == (None, None, None)
     [warning] = profile.warnings

@@ -18,6 +18,7 @@ class Worker:
 
     Attributes:
         weights: what it has loaded.
+        packed: whether each call is of one buffer.
         opened: how many buffers it has opened: one handle is opened once, as torch counts.
     """
 
@@ -25,7 +26,7 @@ class Worker:
         self.weights: dict[str, torch.Tensor] = {}
         self.opened = 0
         self._uuid = uuid
-        self._packed = packed
+        self.packed = packed
         self._buffer: tuple[str, torch.Tensor] | None = None
 
     def update(self, info: Mapping[str, Any]) -> None:
@@ -37,7 +38,7 @@ class Worker:
         if not len(info["names"]) == len(info["dtype_names"]) == len(info["shapes"]):
             raise ValueError("`dtype_names` and `shapes` should be of the same size as `names`")
         handles = loads(info["ipc_handles_pickled"], ("", ""))
-        tensors = self._split(info, handles) if self._packed else [_open(each[self._uuid]) for each in handles]
+        tensors = self._split(info, handles) if self.packed else [_open(each[self._uuid]) for each in handles]
         for name, tensor in zip(info["names"], tensors, strict=True):
             self.weights[name] = tensor.clone()
 
