@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import rebuild_tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, rebuild_tensor
 
 from tests.support.engine_pickles import loads
 
 __all__ = ["Worker"]
+
+_ON_THE_CPU = 3
+"""Arguments of what rebuilds a tensor there."""
 
 
 class Worker:
@@ -56,5 +59,6 @@ class Worker:
 
 
 def _open(arguments: Any) -> torch.Tensor:
-    opened: torch.Tensor = rebuild_tensor(*arguments)  # type: ignore[no-untyped-call]
+    rebuild: Any = rebuild_tensor if len(arguments) == _ON_THE_CPU else rebuild_cuda_tensor
+    opened: torch.Tensor = rebuild(*arguments)
     return opened

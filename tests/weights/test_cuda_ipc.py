@@ -207,6 +207,7 @@ async def test_a_bucket_refused_half_way(make: Callable[[], Any]) -> None:
             assert fleet.made.worker(place).state is WorkerState.QUARANTINED
             assert "half-way" in fleet.made.worker(place).reason
             assert isinstance(engine, FakeLMDeploy) or engine.weight_version == "loading 2"
+            assert not getattr(engine, "update_open", False), "closed, or it would refuse the next"
         if make is vllm:
             fleet.engines[0].transfer.fail_at = None
         good = await fleet.publish(tensors(3), 3)
