@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import orjson
 import torch
@@ -107,7 +107,6 @@ def read() -> None:
     buffer: torch.Tensor | None = None
     event: Any = None
     target = torch.empty(0)
-    event_class = cast("Any", torch.cuda.Event)
     for line in sys.stdin.buffer:
         body = orjson.loads(line)
         parts = _Unpickler(io.BytesIO(base64.b64decode(body["serialized_named_tensors"]))).load()
@@ -115,7 +114,8 @@ def read() -> None:
             rebuild, arguments = parts["flattened_tensor"]
             buffer = rebuild(*arguments)
         if "event_ipc_handle" in parts:
-            event = event_class.from_ipc_handle(torch.cuda.current_device(), parts["event_ipc_handle"])
+            handle = parts["event_ipc_handle"]
+            event = torch.cuda.Event.from_ipc_handle(torch.cuda.current_device(), handle)  # type: ignore[no-untyped-call]
         if parts["metadata"] and buffer is not None:
             if event is not None:
                 event.wait()

@@ -2,7 +2,7 @@
 
 `await WeightPublisher(client).publish(model.state_dict(), version=7, pause={})` pauses the stage, has every engine on
 this machine read the weights where they lie, and resumes it. The service asks for the next bucket when every engine has
-the last one (`weights/staging.py`); each is flattened into a buffer of shared memory that is made once and kept.
+the last one (`weights/staging.py`); how each is flattened, and where, is the way's (`weights/senders/`).
 
 Invariants:
 

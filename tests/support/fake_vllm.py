@@ -32,7 +32,6 @@ class FakeVLLM(Routes):
         log_stats: whether `/metrics` has gauges.
         logprobs_mode: `--logprobs-mode`.
         experts: the routing of its model, started with `--enable-return-routed-experts`; None: without.
-        transfer_backend: `backend` of its `--weight-transfer-config`; None: without.
         processes: how many API processes it says it has.
         weight_version: label of the weights it starts with (a restart always comes back with `default`).
         handler_cancellation: whether a client that leaves ends its generation at once, as with the real one; else it
@@ -44,6 +43,7 @@ class FakeVLLM(Routes):
         lose_aborts: True, or which calls: their aborts are answered well and do nothing.
         hold_aborts: aborts are answered well and take effect at `settle_aborts`.
         lose_experts: answers lack the routed experts.
+        transfer: `backend` of its `--weight-transfer-config`; None: without.
         fail_update: True, or the trouble: loading weights answers 500 and leaves them half loaded.
     """
 
@@ -62,7 +62,6 @@ class FakeVLLM(Routes):
         logprobs_mode: str = "raw_logprobs",
         processes: int = 1,
         experts: Routing | None = None,
-        transfer_backend: str | None = None,
         weight_version: str = DEFAULT_WEIGHT_VERSION,
         handler_cancellation: bool = True,
     ) -> None:
@@ -77,7 +76,6 @@ class FakeVLLM(Routes):
         self.logprobs_mode = logprobs_mode
         self.processes = processes
         self.experts = experts
-        self.transfer_backend = transfer_backend
         self.handler_cancellation = handler_cancellation
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.multiprocessing import reductions
@@ -37,15 +37,14 @@ def as_json(weights: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
 
 
 def _opened(handle: bytes) -> Event:
-    kind = cast("Any", torch.cuda.Event)  # whose declaration knows no arguments here
-    event: Event = kind.from_ipc_handle(torch.cuda.current_device(), handle)
+    event: Event = torch.cuda.Event.from_ipc_handle(torch.cuda.current_device(), handle)  # type: ignore[no-untyped-call]
     return event
 
 
 def _look_up_devices() -> str:
     """Have UUIDs of devices understood where a tensor is rebuilt; the UUID of the first."""
     uuid = str(torch.cuda.get_device_properties(0).uuid)
-    rebuild = reductions.rebuild_cuda_tensor
+    rebuild: Any = reductions.rebuild_cuda_tensor
 
     def found(*arguments: Any) -> Any:
         device = arguments[DEVICE]

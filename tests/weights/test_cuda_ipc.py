@@ -58,7 +58,9 @@ def lmdeploy(*ranks: Rank) -> FakeLMDeploy:
 
 def vllm() -> FakeVLLM:
     """A vLLM that takes weights by handles."""
-    return FakeVLLM(transfer_backend="ipc")
+    engine = FakeVLLM()
+    engine.transfer = "ipc"
+    return engine
 
 
 def loaded(engine: Any) -> list[dict[str, torch.Tensor]]:
@@ -67,7 +69,7 @@ def loaded(engine: Any) -> list[dict[str, torch.Tensor]]:
         return engine.ranks
     if isinstance(engine, FakeLMDeploy):
         return [rank.weights for rank in engine.ranks]
-    return [engine.transfer.worker.weights]
+    return [engine.by_handles.worker.weights]
 
 
 def paths(engine: Any) -> list[str]:
@@ -177,7 +179,7 @@ async def test_the_calls_of_lmdeploy_and_vllm() -> None:
 def trouble(engine: Any) -> None:
     """Have its next bucket refused."""
     if isinstance(engine, FakeVLLM):
-        engine.transfer.fail_at = 1
+        engine.by_handles.fail_at = 1
     else:
         engine.script(TENSOR if isinstance(engine, FakeSGLang) else UPDATE, Status(500))
 
@@ -209,7 +211,7 @@ async def test_a_bucket_refused_half_way(make: Callable[[], Any]) -> None:
             assert isinstance(engine, FakeLMDeploy) or engine.weight_version == "loading 2"
             assert not getattr(engine, "update_open", False), "closed, or it would refuse the next"
         if make is vllm:
-            fleet.engines[0].transfer.fail_at = None
+            fleet.engines[0].by_handles.fail_at = None
         good = await fleet.publish(tensors(3), 3)
         assert {outcome["version"] for outcome in good["workers"].values()} == {3}
         assert fleet.has(tensors(3))

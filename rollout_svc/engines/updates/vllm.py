@@ -38,10 +38,11 @@ _FINISH: Final = Call("POST", "/finish_weight_update", admin=True)  # without a 
 class VLLMUpdate:
     """vLLM's side of one update."""
 
-    __slots__ = ("_started", "_version", "touched")
+    __slots__ = ("_begun", "_started", "_version", "touched")
 
     def __init__(self) -> None:
         self.touched = False
+        self._begun = False
         self._started = False
         self._version = 0
 
@@ -50,12 +51,13 @@ class VLLMUpdate:
         self._version = opening.version
         _done(await ask(_post("/init_weight_transfer_engine", {"init_info": {"packed": False}})))
         if _dialect.parse_info(await ask(_dialect.info())).half_loaded:
+            self.touched = True
             await _end_remains(ask)
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket loaded, or kept."""
-        if not self.touched:
-            self.touched = True
+        if not self._begun:
+            self._begun = self.touched = True
             _done(await ask(_post("/update_weight_version", {"new_version": f"{LOADING}{self._version}"})))
             self._started = True  # one whose answer is lost is to be ended too
             _done(await ask(_START))
@@ -63,7 +65,7 @@ class VLLMUpdate:
 
     async def close(self, ask: Ask, version: int) -> None:
         """Have what was kept loaded, and all of it labelled."""
-        if not self.touched:
+        if not self._begun:
             raise WorkerFailure("empty", "there was nothing to load")
         _done(await ask(_post("/finish_weight_update", {"weight_version": str(version)})))
         self.touched = False
