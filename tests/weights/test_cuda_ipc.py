@@ -219,6 +219,19 @@ async def test_a_bucket_refused_half_way(make: Callable[[], Any]) -> None:
         await fleet.made.until(lambda: all(fleet.made.worker(place).state is WorkerState.ACTIVE for place in range(2)))
 
 
+async def test_a_failure_elsewhere_ends_the_update_where_it_was_well() -> None:
+    """P24: a vLLM has weights again, an LMDeploy forgets the buffer; both are named, for they hold parts of both."""
+    async with AsyncExitStack() as stack:
+        fleet = await fleet_of(stack, sglang(), vllm(), lmdeploy())
+        with pytest.raises(NotNow) as raised:
+            await fleet.publish(breaking(fleet.engines[0], tensors(2)), 2)
+        assert "another worker failed" in raised.value.detail["workers"]["w1"]["error"]
+        _, one, other = fleet.engines
+        assert (paths(one)[-1], one.weight_version) == (FINISH, "loading 2")
+        assert other.updates[-1][1]["finished"] is True
+        assert [fleet.made.worker(place).version for place in range(3)] == [None] * 3
+
+
 async def test_a_round_another_left_open_is_ended_before_the_next() -> None:
     """P24: a vLLM whose sender died says `loading`: its round is ended, and what it keeps of it is never loaded."""
     async with AsyncExitStack() as stack:

@@ -123,8 +123,6 @@ class CudaIpcSender:
         if self._has_event and self._engines and self._round is not None and not whole and not self._events_failed:
             self._events_failed = True
             self._drop_round()
-        if self._round is not None:
-            self._round.ended()
         self._engines, self._given_out = (), None
 
     def release(self) -> None:
