@@ -1,4 +1,8 @@
-"""One worker of vLLM as it takes weights by handles: of each tensor, or of one packed buffer that is split by sizes."""
+"""One worker of vLLM as it takes weights by a handle of each tensor.
+
+It keeps what it opened, as the real one does of a layer until all of it has come: memory that is written to again
+after the answer shows in what it has.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,11 @@ class Worker:
 
     Attributes:
         weights: what it has loaded.
-        packed: whether each call is of one buffer.
-        opened: how many buffers it has opened: one handle is opened once, as torch counts.
     """
 
-    def __init__(self, uuid: str, *, packed: bool) -> None:
+    def __init__(self, uuid: str) -> None:
         self.weights: dict[str, torch.Tensor] = {}
-        self.opened = 0
         self._uuid = uuid
-        self.packed = packed
-        self._buffer: tuple[str, torch.Tensor] | None = None
 
     def update(self, info: Mapping[str, Any]) -> None:
         """Take one call.
@@ -41,21 +40,8 @@ class Worker:
         if not len(info["names"]) == len(info["dtype_names"]) == len(info["shapes"]):
             raise ValueError("`dtype_names` and `shapes` should be of the same size as `names`")
         handles = loads(info["ipc_handles_pickled"], ("", ""))
-        tensors = self._split(info, handles) if self.packed else [_open(each[self._uuid]) for each in handles]
-        for name, tensor in zip(info["names"], tensors, strict=True):
-            self.weights[name] = tensor.clone()
-
-    def _split(self, info: Mapping[str, Any], handles: Any) -> list[torch.Tensor]:
-        pickled = info["ipc_handles_pickled"]
-        if self._buffer is None or self._buffer[0] != pickled:
-            self._buffer = pickled, _open(handles[self._uuid])
-            self.opened += 1
-        sizes = info["tensor_sizes"]
-        parts = torch.split(self._buffer[1][: sum(sizes)], sizes)
-        return [
-            part.contiguous().view(getattr(torch, dtype)).view(*shape)  # fails for a scalar, as it does there
-            for part, dtype, shape in zip(parts, info["dtype_names"], info["shapes"], strict=True)
-        ]
+        for name, handle in zip(info["names"], handles, strict=True):
+            self.weights[name] = _open(handle[self._uuid])
 
 
 def _open(arguments: Any) -> torch.Tensor:

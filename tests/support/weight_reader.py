@@ -61,7 +61,7 @@ def main() -> None:
     """Read until there is no more."""
     on_cuda = sys.argv[1] == "cuda"
     uuid = _look_up_devices() if on_cuda else "cpu"
-    rank, worker = Rank(_opened if on_cuda else None), Worker(uuid, packed=False)
+    rank, worker = Rank(_opened if on_cuda else None), Worker(uuid)
     weights: dict[str, dict[str, torch.Tensor]] = {"lmdeploy": rank.weights, "vllm": worker.weights, "sglang": {}}
     for line in sys.stdin:
         told = json.loads(line)

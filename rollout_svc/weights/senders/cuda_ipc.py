@@ -7,8 +7,8 @@
 | vLLM | bytes, each tensor by a handle of its own | the same one |
 
 A buffer of one bucket is torch's to give back: it does once the engine has let go of it, which may be later than its
-answer (vLLM keeps what it has of a layer until all of it has come). vLLM's packed form is not used: it has no room for
-padding and none for scalars.
+answer (vLLM keeps what it has of a layer until all of it has come). Of a call that an engine refused before it had
+opened what it was sent it never does: that bucket's memory is gone until this process ends.
 
 Invariants:
 
