@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from rollout_svc.errors import NotNow
+from rollout_svc.rpc.client import RolloutClient
 from rollout_svc.weights.payloads.lmdeploy import Event
 from rollout_svc.weights.publisher import WeightPublisher
 from rollout_svc.weights.senders.cuda_ipc import CudaIpcSender
 from rollout_svc.weights.senders.protocol import Engine
 from rollout_svc.workers.worker import WorkerState
+from tests.rpc.api import api
 from tests.support.fake_lmdeploy import FakeLMDeploy
 from tests.support.fake_sglang import FakeSGLang, Status
 from tests.support.fake_vllm import FakeVLLM
@@ -136,6 +138,19 @@ async def test_one_update_of_a_mixed_fleet() -> None:
         record = await fleet.publish(tensors(3), 1)
         assert {outcome["version"] for outcome in record["workers"].values()} == {1}
         assert fleet.has(tensors(3))
+
+
+async def test_a_trainer_over_http_publishes_so_too() -> None:
+    """P24: by the service's own API, from a client; without a publisher's address the request is refused."""
+    engine = sglang()
+    async with engine, api(engine) as call, RolloutClient(call.url) as client:
+        async with WeightPublisher(client, way="cuda_ipc", bucket_bytes=BUCKET) as publisher:
+            record = await publisher.publish(tensors(2), 1, pause={"deadline_s": 5.0})
+        assert record["workers"]["w0"] == {"ok": True, "version": 1}
+        assert all(same(found, tensors(2)) for found in engine.ranks)
+        body = {"version": 2, "source": {"kind": "cuda_ipc"}, "pause": {}}
+        status, _, detail = await call.refused("POST", "/v1/weights", body)
+        assert (status, [problem["path"] for problem in detail]) == (400, ["source.publisher"])
 
 
 async def test_the_calls_of_sglang() -> None:
