@@ -15,6 +15,9 @@ Case `keep`: an update of the same bytes amid requests that the engine has froze
 stand to the answer of the resume, in seconds. Until that word the engine makes tokens: the step it is in, which takes
 this one a second where it is a prefill, is printed and not counted. The floor is the transfer in the same update alone:
 from when the publisher is asked what will come to when every engine has the last bucket.
+Case `ipc`, where there is a CUDA device and left out with a word elsewhere: the same tensors as of `flatten`, on the
+device, in buckets of 256 MiB through LMDeploy's persistent buffer and event into another process that copies them to
+memory of its own, in bytes a second. The floor is one copy of as many bytes on the device.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Final
 import aiohttp
 import torch
 
+from bench.ipc import measure_ipc
 from bench.process import Child
 from bench.report import Point, interleaved, print_report, progress
 from bench.served import Served, Trainer
@@ -212,7 +216,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
-    points = [measure_flatten(half_a_billion(), rounds)]
+    points = [measure_flatten(half_a_billion(), rounds), *measure_ipc(half_a_billion, rounds)]
     flags = ("engine", "--model", "wide", "--port", "0")
     with Child("rollout_svc", *flags, ready="engine.ready", timeout_s=ENGINE_START_S) as engine:
         url = engine.ready_line[0].removeprefix("url=")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
 import orjson
 
@@ -16,6 +16,7 @@ from rollout_svc.segment import FinishReason, VersionSpan
 from rollout_svc.tensors.experts import Layout, RawExperts
 
 __all__ = [
+    "LOADING",
     "Call",
     "Completion",
     "Dialect",
@@ -30,6 +31,8 @@ __all__ = [
     "Transport",
 ]
 
+LOADING: Final = "loading "
+"""What a weight label begins with from before weights begin to load there until all of them are."""
 LogprobMeaning = Literal["raw", "processed", "unknown"]
 """What an engine's logprobs are of: the model's own distribution, or the one sampled from (temperature, top-p, …)."""
 
@@ -157,6 +160,13 @@ class EngineInfo:
     process: str | None = None
     half_loaded: bool = False
     differing: tuple[tuple[str, str | None], ...] = ()
+
+    @classmethod
+    def labelled(cls, label: object) -> Self:
+        """Read the label an engine sent, of whatever JSON; null is none."""
+        if label is None:
+            return cls(weight_label=None)
+        return cls(weight_label=str(label), half_loaded=str(label).startswith(LOADING))
 
     def __str__(self) -> str:
         if self.differing:

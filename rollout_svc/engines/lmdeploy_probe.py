@@ -10,7 +10,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from rollout_svc.engines.calls import Call, EngineProfile, Reply
 from rollout_svc.engines.parsing import OK, control_body, excerpt
@@ -50,16 +52,18 @@ def read_profile(replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
     if has_no_logprobs(nothing):
         raise without_logprobs()
     is_pytorch = isinstance(backend, Reply) and backend.status == OK
+    ranks = _ranks(backend) if is_pytorch else 1
     has_experts = nothing.status == _REFUSED and _NO_PROMPT in nothing.body
     warnings = [_CACHE_WORDS]
     warnings += [_ASLEEP_WORDS] if nothing.status == _ASLEEP else []
     warnings += [] if is_pytorch else [_MEANING_WORDS]
     return EngineProfile(
         dialect=NAME,
-        capabilities=(*_CAPABILITIES, "experts") if has_experts else _CAPABILITIES,
+        capabilities=(*_CAPABILITIES, *("experts",) * has_experts, *("cuda_ipc",) * is_pytorch),
         logprobs="raw" if is_pytorch else "unknown",
         model=model,
         warnings=tuple(warnings),
+        ranks=ranks,
     )
 
 
@@ -71,6 +75,16 @@ def has_no_logprobs(reply: Reply) -> bool:
 def without_logprobs() -> WorkerFailure:
     """The failure of a server that cannot: the samples sent there have done nothing."""
     return WorkerFailure("unfit", "started without --logprobs-mode raw_logprobs, which it needs", hard=True)
+
+
+def _ranks(backend: Reply | WorkerFailure) -> int:
+    """How many tensor-parallel ranks it has: of its engine info, JSON in a JSON string; one where it does not say."""
+    try:
+        said: Any = orjson.loads(backend.body if isinstance(backend, Reply) else b"")
+        size = (orjson.loads(said) if isinstance(said, str) else said)["tp_size"]
+    except (ValueError, KeyError, TypeError):
+        return 1
+    return size if type(size) is int and size > 0 else 1
 
 
 def _answer(reply: Reply | WorkerFailure) -> Reply:

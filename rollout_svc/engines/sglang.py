@@ -31,7 +31,7 @@ from rollout_svc.engines.parsing import (
     version_of,
 )
 from rollout_svc.engines.sglang_stream import SGLangReader
-from rollout_svc.engines.updates.protocol import WAYS
+from rollout_svc.engines.updates.protocol import WAYS, Way
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import FinishReason, VersionSpan
 from rollout_svc.tensors.experts import Layout, RawExperts
@@ -43,6 +43,7 @@ _CAPABILITIES: Final = (
     *("abort", "abort_all", "count", "disk", "flush", "freeze_drop_kv", "freeze_keep_kv"),
     *("set_version", "stream", "weight_version"),
 )
+_WAYS: Final[tuple[Way, ...]] = ("cuda_ipc",)  # of every SGLang; the built-in engine says which it has
 _EXPERTS: Final = "enable_return_routed_experts"  # of `/server_info`: every argument it was started with is there
 _UNHEALTHY: Final = 503
 _REFUSAL_CHARS: Final = 2000  # of what an engine says of an update that it refuses
@@ -148,8 +149,7 @@ class SGLangDialect:
 
     def parse_info(self, reply: Reply) -> EngineInfo:
         """Read the weight label."""
-        label = control_body(reply).get("weight_version")
-        return EngineInfo(weight_label=None if label is None else str(label))
+        return EngineInfo.labelled(control_body(reply).get("weight_version"))
 
     def ping(self) -> Call:
         """`/ping` only: `/health` generates, and marks a paused server unhealthy."""
@@ -233,7 +233,7 @@ def _refusal(reply: Reply) -> str:
 def _more(server: dict[str, Any]) -> tuple[str, ...]:
     """What it was started with, or is the built-in engine's alone."""
     transports = server.get("weight_transports")
-    ways = tuple(way for way in WAYS if way in transports) if isinstance(transports, list) else ()
+    ways = tuple(way for way in WAYS if way in transports) if isinstance(transports, list) else _WAYS
     return ("experts",) * (server.get(_EXPERTS) is True) + ways
 
 

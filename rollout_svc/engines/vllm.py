@@ -19,7 +19,16 @@ from typing import Any, Final, Literal
 import orjson
 
 from rollout_svc.config import SamplingConfig
-from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
+from rollout_svc.engines.calls import (
+    LOADING,
+    Call,
+    Completion,
+    EngineInfo,
+    EngineProfile,
+    GenerateRequest,
+    Health,
+    Reply,
+)
 from rollout_svc.engines.params import SamplingParams, extra_of, lift_of
 from rollout_svc.engines.parsing import OK, control_body, excerpt, raw_experts
 from rollout_svc.engines.vllm_answers import ID_PREFIX, VLLMStream, completion_of
@@ -30,7 +39,6 @@ from rollout_svc.tensors.experts import RawExperts
 __all__ = ["VLLMDialect"]
 
 _NOT_FOUND: Final = 404
-_LOADING: Final = "loading "  # what the label begins with from before a load until after it
 _UNAVAILABLE: Final = 503
 # vLLM ignores keys it does not know: those of other engines would be lost without a word.
 _FOREIGN: Final = {
@@ -148,10 +156,7 @@ class VLLMDialect:
 
     def parse_info(self, reply: Reply) -> EngineInfo:
         """Read the weight label; there is none without the development mode."""
-        label = None if reply.status == _NOT_FOUND else control_body(reply).get("weight_version")
-        if label is None:
-            return EngineInfo(weight_label=None)
-        return EngineInfo(weight_label=str(label), half_loaded=str(label).startswith(_LOADING))
+        return EngineInfo.labelled(None if reply.status == _NOT_FOUND else control_body(reply).get("weight_version"))
 
     def loads(self) -> Call:
         """`/metrics`: what runs and waits, as of the engine's last step."""
@@ -184,7 +189,7 @@ class VLLMDialect:
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         load = Call("POST", "/collective_rpc", orjson.dumps(body), admin=True)
         return [
-            _label(f"{_LOADING}{version}"),
+            _label(f"{LOADING}{version}"),
             load,
             *(self.flush_cache() if flush else ()),
             *self.set_version(version),

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -50,6 +51,11 @@ _NEEDS: Final[dict[str, frozenset[str]]] = {
     "set_version": frozenset({"/update_weight_version"}),
     "weight_version": frozenset({"/weight_info", "/update_weight_version"}),
 }
+_TRANSFER: Final = frozenset(
+    {"/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"}
+)
+_UNPICKLES: Final = "VLLM_ALLOW_INSECURE_SERIALIZATION"  # what is sent for `ipc` is a pickle, by its own protocol
+_PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _EXPERTS_IN: Final = ("aux_output_config", "model_config")  # the switch has moved between versions
 _GAUGES: Final = re.compile(rb"^vllm:num_requests_(running|waiting)(?:\{[^\n]*\})? (\S+)", re.MULTILINE)
 
@@ -78,8 +84,8 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
     if processes > 1:
         warnings.append(f"{processes} API processes: an abort reaches only one (--api-server-count 1 mends that)")
     capabilities = {"abort", "stream"}
+    paths = _paths(openapi)
     if weights is not None:
-        paths = _paths(openapi)
         capabilities |= {name for name, needed in _NEEDS.items() if paths is None or needed <= paths}
     if processes > 1:
         capabilities.discard("abort_all")
@@ -89,6 +95,13 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         warnings.append("/metrics shows no vllm:num_requests_* gauges (--disable-log-stats?): it cannot count")
     if any(_at(config, section, "enable_return_routed_experts") is True for section in _EXPERTS_IN):
         capabilities.add("experts")
+    if weights is not None and _at(config, "weight_transfer_config", "backend") == "ipc":
+        if _at(_object(info), "vllm_env", _UNPICKLES) is False:
+            warnings.append(
+                f"its weight transfer is ipc, and it runs without {_UNPICKLES}=1: it would refuse what is sent"
+            )
+        elif paths is None or paths >= _TRANSFER:
+            capabilities.add("cuda_ipc")
     return EngineProfile(
         dialect="vllm",
         engine_version=engine_version,
@@ -101,6 +114,7 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         max_running=_count(_at(config, "scheduler_config", "max_num_seqs")),
         weight_label=None if weights is None else _text(weights.get("weight_version")),
         warnings=tuple(warnings),
+        ranks=math.prod(_count(_at(config, "parallel_config", size)) or 1 for size in _PARALLEL),
     )
 
 

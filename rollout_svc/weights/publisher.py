@@ -2,7 +2,7 @@
 
 `await WeightPublisher(client).publish(model.state_dict(), version=7, pause={})` pauses the stage, has every engine on
 this machine read the weights where they lie, and resumes it. The service asks for the next bucket when every engine has
-the last one (`weights/staging.py`); each is flattened into a buffer of shared memory that is made once and kept.
+the last one (`weights/staging.py`); how each is flattened, and where, is the way's (`weights/senders/`).
 
 Invariants:
 
@@ -59,7 +59,8 @@ class WeightPublisher:
 
         Args:
             client: who asks for the update.
-            way: how weights get to the engines: `shm`, through memory that they share with this process.
+            way: how weights get to the engines: `shm`, through memory that they share with this process; `cuda_ipc`,
+                from the device they are on, by SGLang's, LMDeploy's and vLLM's own protocols.
             bucket_bytes: most bytes of a bucket, and so of each of the two buffers, unless a tensor is larger.
         """
         self.transfer_s = 0.0
@@ -173,6 +174,7 @@ class _Publishing:
         self._check_finite = check_finite
         self._working = asyncio.Lock()
         self._began = time.monotonic()
+        self._any = False
 
     async def begin(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """What will come, to these engines."""
@@ -203,8 +205,11 @@ class _Publishing:
         began = time.monotonic()
         tensors = next(self._buckets, None)
         if tensors is None:
+            if not self._any:
+                raise ValueError("there was no tensor to send")
             self.transfer_s = time.monotonic() - self._began
             return {"bodies": None}
+        self._any = True
         bodies = self._sender.write(tensors)
         size = sum(tensor.nbytes for _, tensor in tensors)
         return {"bodies": bodies, "bytes": size, "flatten_s": time.monotonic() - began}

@@ -1,8 +1,10 @@
 """What `bench.weights` measures: the sizes that its cases are about."""
 
+import pytest
 import torch
 
 from bench import weights
+from bench.ipc import measure_ipc
 
 
 def test_three_hundred_tensors_of_half_a_billion_parameters() -> None:
@@ -28,3 +30,18 @@ def test_the_floor_copies_every_byte_twice() -> None:
     copies.source.random_()
     assert copies.seconds() > 0
     assert torch.equal(copies.target, copies.source)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it is measured")
+def test_without_a_device_the_case_is_left_out_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is made for it."""
+    assert measure_ipc(lambda: pytest.fail("made"), rounds=1) == []
+    assert "ipc: left out, there is no CUDA device" in "".join(capsys.readouterr())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: there is nothing to measure")
+def test_buckets_reach_another_process() -> None:
+    """One round, of few tensors."""
+    [point] = measure_ipc(lambda: [("a", torch.ones(3)), ("b", torch.ones(2, 2))], rounds=1)
+    assert (point.case, point.bound, point.better) == ("ipc", None, "higher")

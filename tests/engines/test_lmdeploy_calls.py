@@ -159,7 +159,7 @@ def test_the_probe_changes_nothing() -> None:
 def test_profile() -> None:
     """What it can do; what it serves; what its logprobs are of; never what it cannot or does not say."""
     profile = probed()
-    assert profile.capabilities == ("abort", "abort_all", "stream", "experts")
+    assert profile.capabilities == ("abort", "abort_all", "stream", "experts", "cuda_ipc")
     assert (profile.dialect, profile.model, profile.logprobs) == ("lmdeploy", "m", "raw")
     assert (profile.context, profile.max_running, profile.weight_label) == (None, None, None)
     [warning] = profile.warnings
@@ -177,6 +177,16 @@ def test_turbomind() -> None:
     profile = probed(backend=Reply(500, b"Internal Server Error"))
     assert profile.logprobs == "unknown"
     assert any("PyTorch" in warning for warning in profile.warnings)
+    assert (profile.ranks, "cuda_ipc" in profile.capabilities) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("info", "ranks"),
+    [('{"tp_size":4,"dp_size":1}', 4), ({"tp_size": 2}, 2), ("{}", 1), ('{"tp_size":0}', 1), ("x", 1), ([], 1)],
+)
+def test_ranks(info: object, ranks: int) -> None:
+    """Its engine info is JSON in a JSON string; one rank where it does not say."""
+    assert probed(backend=body(info)).ranks == ranks
 
 
 def test_asleep() -> None:

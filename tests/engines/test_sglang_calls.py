@@ -155,3 +155,26 @@ def test_not_done(status: int, raw: bytes) -> None:
     with pytest.raises(WorkerFailure) as caught:
         DIALECT.parse_done(Reply(status, raw))
     assert status == 503 or caught.value.args[0].split(": ", 1)[1]
+
+
+def ways(server: Any) -> set[str]:
+    """The ways an engine takes weights that are handed to it, by what `/server_info` says."""
+    profile = DIALECT.parse_probe([body({"model_path": "m", "weight_version": "1"}), server])
+    return {"shm", "cuda_ipc", "distributed"} & set(profile.capabilities)
+
+
+def test_ways_of_weights() -> None:
+    """SGLang's own, unless it says which it has, as the built-in engine does."""
+    assert "cuda_ipc" in ways(body({"version": "0.5.23"}))
+    assert "cuda_ipc" in ways(WorkerFailure("not_found", ""))
+    assert ways(body({"weight_transports": ["shm"]})) == {"shm"}
+    assert ways(body({"weight_transports": []})) == set()
+
+
+@pytest.mark.parametrize(
+    ("label", "version", "half"), [("loading 7", None, True), ("7", 7, False), ("default", None, False)]
+)
+def test_half_loaded_by_the_label(label: str, version: int | None, half: bool) -> None:
+    """P24: weights that began to load there and never ended are of no version, and the engine says so itself."""
+    info = DIALECT.parse_info(body({"weight_version": label}))
+    assert (info.weight_version, info.half_loaded) == (version, half)

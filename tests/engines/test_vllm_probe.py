@@ -14,6 +14,7 @@ GAUGES = Reply(200, b'vllm:num_requests_running{engine="0"} 0.0\nvllm:num_reques
 ROUTES = (
     *("/inference/v1/generate", "/inference/v1/abort_requests", "/pause", "/resume", "/abort_requests"),
     *("/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/weight_info", "/server_info"),
+    *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
 )
 EVERYTHING = {
     *("abort", "abort_all", "count", "disk", "flush", "freeze_drop_kv", "freeze_keep_kv"),
@@ -21,15 +22,24 @@ EVERYTHING = {
 }
 
 
-def config(mode: str = "raw_logprobs", *, processes: int = 1, experts: bool = False) -> Reply:
+def config(
+    mode: str = "raw_logprobs",
+    *,
+    processes: int = 1,
+    experts: bool = False,
+    transfer: str | None = None,
+    unpickles: bool = True,
+    sizes: dict[str, int] | None = None,
+) -> Reply:
     """Make what `/server_info` answers."""
     found = {
         "model_config": {"model": "/m/tiny", "tokenizer": "/m/tiny", "max_model_len": 2048, "logprobs_mode": mode},
         "scheduler_config": {"max_num_seqs": 8},
-        "parallel_config": {"_api_process_count": processes},
+        "parallel_config": {"_api_process_count": processes, **(sizes or {})},
+        "weight_transfer_config": None if transfer is None else {"backend": transfer},
         "aux_output_config": {"enable_return_routed_experts": experts},
     }
-    return as_reply({"vllm_config": found, "vllm_env": {}})
+    return as_reply({"vllm_config": found, "vllm_env": {"VLLM_ALLOW_INSECURE_SERIALIZATION": unpickles}})
 
 
 def models(**fields: Any) -> Reply:
@@ -176,6 +186,25 @@ def test_several_api_processes() -> None:
 def test_routed_experts() -> None:
     """By the server's flag alone."""
     assert set(probed(info=config(experts=True)).capabilities) == EVERYTHING | {"experts"}
+
+
+def test_weights_by_handles() -> None:
+    """Where the backend is `ipc`, the routes are there, and it unpickles what that is sent; else not, and said."""
+    assert set(probed(info=config(transfer="ipc")).capabilities) == EVERYTHING | {"cuda_ipc"}
+    assert set(probed(info=config(transfer="nccl")).capabilities) == EVERYTHING
+    without = as_reply({"paths": {path: {} for path in ROUTES if path != "/finish_weight_update"}})
+    assert set(probed(info=config(transfer="ipc"), openapi=without).capabilities) == EVERYTHING
+    refusing = probed(info=config(transfer="ipc", unpickles=False))
+    assert set(refusing.capabilities) == EVERYTHING
+    assert any("VLLM_ALLOW_INSECURE_SERIALIZATION=1" in warning for warning in refusing.warnings)
+    assert "cuda_ipc" not in probed(info=config(transfer="ipc"), label=NOT_FOUND).capabilities
+
+
+def test_its_workers() -> None:
+    """Each takes weights of its own: tensor, pipeline and data parallel; one where it does not say."""
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "data_parallel_size": 2}
+    assert probed(info=config(sizes=sizes)).ranks == 12
+    assert probed(info=NOT_FOUND).ranks == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """How a faked engine reads the pickles it is sent: an exact list of names, as SGLang's own unpickler has one.
 
 Stand-ins take the place of the engines' classes, which are not installed; tensors are rebuilt by torch's own functions,
-on the CPU, where the sender wrote them.
+where the sender wrote them: on the CPU, or on its device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Name = tuple[str, str]
 
 LMDEPLOY_CLASS: Name = ("lmdeploy.utils", "FlattenedTensorMetadata")
 SGLANG_CLASS: Name = ("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata")
-_REBUILDS = ("rebuild_tensor", "rebuild_typed_storage", "rebuild_storage_filename", "rebuild_storage_empty")
+_REBUILDS = (
+    *("rebuild_tensor", "rebuild_cuda_tensor"),
+    *("rebuild_typed_storage", "rebuild_storage_filename", "rebuild_storage_empty"),
+)
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 _ALLOWED: dict[Name, Any] = {
     ("torch", "Tensor"): torch.Tensor,

@@ -303,7 +303,7 @@ class Routes(Core, Face):
         return as_json(wire.models(self.model))
 
     async def _engine_info(self, _: web.Request) -> web.Response:
-        return as_json('{"tp_size":1,"dp_size":1}') if self.pytorch else _uncaught()
+        return as_json(f'{{"tp_size":{len(self.ranks)},"dp_size":1}}') if self.pytorch else _uncaught()
 
     async def _openapi(self, _: web.Request) -> web.Response:
         return as_json(wire.openapi()) if self.docs else as_json({"detail": "Not Found"}, 404)

@@ -27,11 +27,13 @@ class Rank:
 
     Attributes:
         weights: what it has loaded.
+        carried: the parts of each call that had metadata, as they came.
     """
 
     def __init__(self, open_event: Callable[[bytes], Event] | None = None) -> None:
         """Make it; without `open_event` its platform opens no events of other processes."""
         self.weights: dict[str, torch.Tensor] = {}
+        self.carried: list[set[str]] = []
         self._open_event = open_event
         self._tensor: torch.Tensor | None = None
         self._event: Event | None = None
@@ -44,9 +46,10 @@ class Rank:
         """
         from tests.support.engine_pickles import LMDEPLOY_CLASS, loads  # imports torch: only for who sends weights
 
-        for name, tensor in self._deserialize(loads(serialized, LMDEPLOY_CLASS)):
+        tensors = self._deserialize(loads(serialized, LMDEPLOY_CLASS))
+        for name, tensor in tensors:
             self.weights[name] = tensor.clone()
-        if self._event is not None:
+        if tensors and self._event is not None:
             self._event.record()
         if finished:
             self.drop()
@@ -58,6 +61,7 @@ class Rank:
     def _deserialize(self, body: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
         if not body["metadata"]:
             return []
+        self.carried.append(set(body))
         opens = self._open_event
         if "flattened_tensor" in body:
             clone = body.get("require_clone", True) or ("event_ipc_handle" in body and opens is None)

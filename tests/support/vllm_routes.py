@@ -20,6 +20,7 @@ from tests.support.faults import Cut, Fault, Hang, Mangled, Raw, Reset, Status, 
 from tests.support.routing import Routing
 from tests.support.sglang_wire import Reply
 from tests.support.vllm_core import Call, Core, PauseMode
+from tests.support.vllm_transfer import Transfer
 
 __all__ = ["ABORT", "GENERATE", "Routes"]
 
@@ -52,6 +53,7 @@ class Routes(Core, Face):
     processes: int
     experts: Routing | None = None
     lose_experts: bool = False
+    transfer: str | None = None
 
     def __init__(self, *, slots: int | None, context: int, weight_version: str) -> None:
         super().__init__(slots=slots, context=context, weight_version=weight_version)
@@ -59,6 +61,7 @@ class Routes(Core, Face):
         self.aborts: list[tuple[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
         self.clients: dict[Call, web.Request] = {}
+        self.by_handles = Transfer("cpu", lambda whole: self.load(broken=not whole), self.set_version)
 
     def application(self) -> web.Application:
         """Build the routes."""
@@ -72,6 +75,7 @@ class Routes(Core, Face):
             "/collective_rpc": self._rpc,
             "/reset_prefix_cache": self._reset_cache,
             "/update_weight_version": self._label,
+            **self.by_handles.routes(),
         }
         gets: dict[str, Handler] = {
             "/health": self._health,
@@ -313,5 +317,5 @@ class Routes(Core, Face):
     async def _server_info(self, _: web.Request) -> web.Response:
         slots = self.slots or NO_LIMIT
         config = {"logprobs_mode": self.logprobs_mode, "slots": slots, "processes": self.processes}
-        config["experts"] = self.experts is not None
+        config |= {"experts": self.experts is not None, "transfer": self.transfer}
         return as_json(wire.server_info(self.model, self.context, **config))  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 DEV_ROUTES = frozenset(
     {
         *("/pause", "/resume", "/is_paused", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping"),
+        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
         *("/collective_rpc", "/server_info", "/reset_prefix_cache", "/update_weight_version", "/weight_info"),
     }
 )
@@ -240,7 +241,14 @@ def models(model: str, root: str, context: int) -> dict[str, Any]:
 
 
 def server_info(
-    model: str, context: int, *, logprobs_mode: str, slots: int, processes: int, experts: bool = False
+    model: str,
+    context: int,
+    *,
+    logprobs_mode: str,
+    slots: int,
+    processes: int,
+    experts: bool = False,
+    transfer: str | None = None,
 ) -> dict[str, Any]:
     """Build a `/server_info?config_format=json` answer: the fields a client plans by."""
     told = {"model": model, "tokenizer": model, "max_model_len": context, "logprobs_mode": logprobs_mode}
@@ -250,8 +258,9 @@ def server_info(
             "scheduler_config": {"max_num_seqs": slots, "policy": "fcfs"},
             "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1, "_api_process_count": processes},
             "aux_output_config": {"enable_return_routed_experts": experts},
+            "weight_transfer_config": None if transfer is None else {"backend": transfer},
         },
-        "vllm_env": {},
+        "vllm_env": {"VLLM_ALLOW_INSECURE_SERIALIZATION": transfer is not None},
         "system_env": {},
     }
 

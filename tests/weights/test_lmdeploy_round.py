@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import orjson
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_svc.weights.bucket import FlattenedBucket
-from rollout_svc.weights.payloads.lmdeploy import LMDeployRound, payload, update_call
+from rollout_svc.weights.payloads.lmdeploy import LMDeployRound, body, finish, payload
 from rollout_svc.weights.persistent import Parts
 from tests.support.engine_pickles import LMDEPLOY_CLASS, loads
 from tests.support.fake_lmdeploy import FakeLMDeploy
@@ -18,6 +17,7 @@ from tests.support.lmdeploy_weights import Rank
 from tests.weights.test_payloads import deliver
 
 ONCE = {"metadata", "require_clone", "flattened_tensor", "event_ipc_handle"}
+PATH = "/update_weights"
 LATER = {"metadata", "require_clone"}
 
 
@@ -56,10 +56,10 @@ class Opened:
         self._log.append("engine waits")
 
 
-def sent(call: object) -> dict[str, object]:
+def sent(payloads: list[str]) -> dict[str, object]:
     """What a call carries."""
-    body = orjson.loads(call.body)  # type: ignore[attr-defined]
-    found: dict[str, object] = loads(body["serialized_named_tensors"], LMDEPLOY_CLASS)
+    [only] = payloads
+    found: dict[str, object] = loads(only, LMDEPLOY_CLASS)
     return found
 
 
@@ -76,7 +76,7 @@ def loaded(rank: Rank) -> float:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["call", "call", "call", "last", "finish", "lost before", "lost after", "sleep"]),
+        st.sampled_from(["call", "call", "call", "finish", "lost before", "lost after", "sleep"]),
         st.sampled_from([torch.float32, torch.bfloat16]),
         st.integers(1, 9),
     ),
@@ -94,22 +94,22 @@ def test_nothing_stale_is_ever_loaded(drawn: list[tuple[str, torch.dtype, int]],
     for value, (what, dtype, size) in enumerate(drawn):
         if what == "sleep":
             rank.drop()
-            send.failed()
+            send.ended()
         elif what == "finish":
-            deliver(send.finish(), [rank])
-            send.answered()
+            deliver(finish(1), [rank])
+            send.ended()
         else:
             wanted = torch.full((size,), value + 1, dtype=dtype)
-            call = send.bucket([("w", wanted)], finished=what == "last")
+            payloads = send.bucket([("w", wanted)])
             if what == "lost before":
-                send.failed()
+                send.ended()
                 continue
-            deliver(call, [rank])
+            deliver(body(payloads), [rank])
             assert rank.weights["w"].dtype is dtype
             assert torch.equal(rank.weights["w"], wanted)
             if what == "lost after":
                 rank.drop()
-                send.failed()
+                send.ended()
             else:
                 send.answered()
 
@@ -121,14 +121,13 @@ async def test_a_buffer_left_out_after_a_clone_is_loaded_stale_and_never_sent() 
         careless = FlattenedBucket.pack(full(1), "elements")
         for value, parts in ((1.0, Parts(True, False, True, True)), (2.0, Parts(False, False, False, False))):
             careless.buffer.fill_(value)
-            call = update_call([payload(careless, parts)], finished=False)
-            assert await client.post(call.path, orjson.loads(call.body or b"")) == (200, None)
+            assert await client.post(PATH, body([payload(careless, parts)])) == (200, None)
         assert loaded(rank) == 1.0  # what was sent is 2.0
         send = LMDeployRound()
         for value in (3.0, 4.0):
-            call = send.bucket(full(value))
-            assert sent(call).keys() == {"metadata", "require_clone", "flattened_tensor"}
-            assert await client.post(call.path, orjson.loads(call.body or b"")) == (200, None)
+            payloads = send.bucket(full(value))
+            assert sent(payloads).keys() == {"metadata", "require_clone", "flattened_tensor"}
+            assert await client.post(PATH, body(payloads)) == (200, None)
             send.answered()
             assert loaded(rank) == value
 
@@ -137,7 +136,7 @@ def test_an_event_the_engine_cannot_open_is_loaded_stale_so_none_is_sent_unasked
     """P26: told of an event where none opens, the engine clones in silence; without one nothing depends on it."""
     send, rank = LMDeployRound(event=Shared()), Rank()
     for value in (1.0, 2.0):
-        deliver(send.bucket(full(value)), [rank])
+        deliver(body(send.bucket(full(value))), [rank])
         send.answered()
     assert loaded(rank) == 1.0
     assert "event_ipc_handle" not in sent(LMDeployRound().bucket(full(1)))
@@ -156,12 +155,11 @@ def test_the_buffer_and_its_event_travel_once_a_round() -> None:
     assert sent(send.bucket(full(1))).keys() == ONCE
     send.answered()
     assert sent(send.bucket([("w", torch.ones(5))])).keys() == ONCE
-    send.answered()
-    send.failed()
+    send.ended()
     assert sent(send.bucket(full(1))).keys() == ONCE
     send.answered()
-    assert sent(send.bucket(full(1), finished=True)).keys() == LATER
-    send.answered()
+    assert sent(send.bucket(full(1))).keys() == LATER
+    send.ended()
     assert sent(send.bucket(full(1))).keys() == ONCE
 
 
@@ -170,7 +168,7 @@ def test_writing_and_reading_take_turns() -> None:
     shared = Shared()
     send, rank = LMDeployRound(event=shared), Rank(shared.open)
     for value in (1, 2):
-        deliver(send.bucket(full(value)), [rank])
+        deliver(body(send.bucket(full(value))), [rank])
         send.answered()
     turn = ["sender waits", "sender records", "engine waits", "engine records"]
     assert shared.log == turn * 2
@@ -178,27 +176,31 @@ def test_writing_and_reading_take_turns() -> None:
 
 
 def test_a_bucket_is_not_overwritten_before_its_answer() -> None:
-    """P26: the next bucket, or the end, is refused while the last one may still be read."""
+    """P26: the next bucket is refused while the last one may still be read."""
     send = LMDeployRound()
     send.bucket(full(1))
     with pytest.raises(RuntimeError, match="not answered yet"):
         send.bucket(full(2))
-    with pytest.raises(RuntimeError, match="not answered yet"):
-        send.finish()
 
 
 def test_an_empty_bucket_says_that_nothing_follows() -> None:
     """P26: it is sent with `finished` and with nothing else; the engine drops what it kept."""
     shared = Shared()
     send, rank = LMDeployRound(event=shared), Rank(shared.open)
-    deliver(send.bucket(full(1)), [rank])
+    deliver(body(send.bucket(full(1))), [rank])
     send.answered()
-    call = send.finish()
-    assert sent(call) == {"metadata": []}
-    assert orjson.loads(call.body or b"")["finished"] is True
-    deliver(call, [rank])
-    send.answered()
+    last = finish(1)
+    assert sent([last["serialized_named_tensors"]]) == {"metadata": []}
+    assert last["finished"] is True
+    deliver(last, [rank])
+    send.ended()
     bucket = FlattenedBucket.pack(full(1), "elements")
     with pytest.raises(ValueError, match="flattened_tensor is not provided"):
         rank.update(payload(bucket, Parts(False, False, False, False)), finished=False)
     assert loaded(rank) == 1.0
+
+
+def test_an_event_is_for_one_receiver() -> None:
+    """P26: it would know the last reading of several, and the buffer be overwritten under the others."""
+    with pytest.raises(ValueError, match="one receiver of an event, not 2"):
+        LMDeployRound(receivers=2, event=Shared())

@@ -6,15 +6,14 @@ import base64
 import pickle
 import pickletools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import orjson
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_svc.engines.calls import Call
 from rollout_svc.weights.bucket import FlattenedBucket
 from rollout_svc.weights.payloads import lmdeploy, sglang
 from rollout_svc.weights.payloads.lmdeploy import LMDeployRound
@@ -61,10 +60,8 @@ def same(found: dict[str, torch.Tensor], wanted: Sequence[Named]) -> bool:
     )
 
 
-def deliver(call: Call, ranks: Sequence[Rank]) -> None:
+def deliver(body: Mapping[str, Any], ranks: Sequence[Rank]) -> None:
     """Have every rank of an LMDeploy take its part of a call."""
-    assert (call.method, call.path, call.admin) == ("POST", "/update_weights", True)
-    body = orjson.loads(call.body or b"")
     assert body["load_format"] == "flattened_bucket"
     given = body["serialized_named_tensors"]
     assert isinstance(given, str if len(ranks) == 1 else list)
@@ -162,14 +159,13 @@ def test_every_rank_has_a_pickle_of_its_own() -> None:
     """P26: one rank is sent a string, more a list by rank; none is refused."""
     ranks = [Rank(), Rank()]
     tensors = [("a", torch.ones(2))]
-    sender = LMDeployRound(ranks=2)
-    deliver(sender.bucket(tensors), ranks)
+    deliver(lmdeploy.body(LMDeployRound(receivers=2).bucket(tensors)), ranks)
     assert all(same(rank.weights, tensors) for rank in ranks)
-    deliver(LMDeployRound().bucket(tensors), [Rank()])
+    deliver(lmdeploy.body(LMDeployRound().bucket(tensors)), [Rank()])
     with pytest.raises(ValueError, match="at least one"):
-        lmdeploy.update_call([], finished=True)
+        lmdeploy.body([])
     with pytest.raises(ValueError, match="at least one"):
-        sglang.update_call([])
+        sglang.body([])
 
 
 def test_what_cannot_be_sent_is_refused() -> None:

@@ -3,6 +3,7 @@
 | way | sglang | vllm | lmdeploy |
 |---|---|---|---|
 | `shm` | the built-in engine alone | | |
+| `cuda_ipc` | yes, not the built-in one | where its weight transfer is `ipc` | PyTorch backend |
 
 Invariant: what an engine was started for is in its capabilities; here is what its kind can do.
 """
@@ -12,13 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from rollout_svc.engines.updates.lmdeploy import LMDeployUpdate
 from rollout_svc.engines.updates.protocol import EngineUpdate
+from rollout_svc.engines.updates.sglang import SGLangUpdate
 from rollout_svc.engines.updates.shared_memory import SharedMemoryUpdate
+from rollout_svc.engines.updates.vllm import VLLMUpdate
 
 __all__ = ["make_update"]
 
 _UPDATES: Final[dict[tuple[str, str], Callable[[], EngineUpdate]]] = {
     ("sglang", "shm"): SharedMemoryUpdate,
+    ("sglang", "cuda_ipc"): SGLangUpdate,
+    ("vllm", "cuda_ipc"): VLLMUpdate,
+    ("lmdeploy", "cuda_ipc"): LMDeployUpdate,
 }
 
 
