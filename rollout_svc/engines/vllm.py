@@ -27,10 +27,11 @@ from rollout_svc.engines.vllm_probe import ABORT, PROBE, gauges_of, profile_of
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.tensors.experts import RawExperts
 
-__all__ = ["VLLMDialect"]
+__all__ = ["LOADING", "VLLMDialect"]
 
+LOADING: Final = "loading "
+"""What the label begins with from before a load until after it."""
 _NOT_FOUND: Final = 404
-_LOADING: Final = "loading "  # what the label begins with from before a load until after it
 _UNAVAILABLE: Final = 503
 # vLLM ignores keys it does not know: those of other engines would be lost without a word.
 _FOREIGN: Final = {
@@ -151,7 +152,7 @@ class VLLMDialect:
         label = None if reply.status == _NOT_FOUND else control_body(reply).get("weight_version")
         if label is None:
             return EngineInfo(weight_label=None)
-        return EngineInfo(weight_label=str(label), half_loaded=str(label).startswith(_LOADING))
+        return EngineInfo(weight_label=str(label), half_loaded=str(label).startswith(LOADING))
 
     def loads(self) -> Call:
         """`/metrics`: what runs and waits, as of the engine's last step."""
@@ -184,7 +185,7 @@ class VLLMDialect:
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         load = Call("POST", "/collective_rpc", orjson.dumps(body), admin=True)
         return [
-            _label(f"{_LOADING}{version}"),
+            _label(f"{LOADING}{version}"),
             load,
             *(self.flush_cache() if flush else ()),
             *self.set_version(version),

@@ -178,22 +178,22 @@ class WeightSource(Body):
                     "then": {"required": ["path"], "properties": {"path": {"type": "string"}}},
                 },
                 {
-                    "if": {"properties": {"kind": {"const": "shm"}}},
+                    "if": {"properties": {"kind": {"enum": ["shm", "distributed"]}}},
                     "then": {"required": ["publisher"], "properties": {"publisher": {"type": "string"}}},
                 },
             ]
         }
     )
 
-    kind: Literal["disk", "external", "shm"]
-    """`disk`: engines load them from `path`; `shm`: from a `WeightPublisher`, through shared memory; `external`: the
-    trainer has moved them itself."""
+    kind: Literal["disk", "external", "shm", "distributed"]
+    """`disk`: engines load them from `path`; `shm`: from a `WeightPublisher`, through shared memory; `distributed`:
+    from one, through a `torch.distributed` group; `external`: the trainer has moved them itself."""
     path: Annotated[str, Field(min_length=1)] | None = None
     """For `disk`: a directory that the engines can read."""
     publisher: Annotated[str, Field(pattern=r"^http://")] | None = None
-    """For `shm`: the address of the publisher, on the engines' machine."""
+    """For `shm` and `distributed`: the address of the publisher; with `shm` on the engines' machine."""
     token: Annotated[str, Field(min_length=1)] | None = None
-    """For `shm`: what the publisher asks for."""
+    """For `shm` and `distributed`: what the publisher asks for."""
     workers: Listed[str] | None = None
     """For `external`: the ids of those that were given the weights; null: every worker in traffic."""
 

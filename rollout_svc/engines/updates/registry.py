@@ -3,6 +3,7 @@
 | way | sglang | vllm | lmdeploy |
 |---|---|---|---|
 | `shm` | the built-in engine alone | | |
+| `distributed` | yes | started with `--weight-transfer-config` `nccl` | since 0.14, PyTorch |
 
 Invariant: what an engine was started for is in its capabilities; here is what its kind can do.
 """
@@ -12,6 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from rollout_svc.engines.updates.distributed import (
+    LMDeployDistributedUpdate,
+    SGLangDistributedUpdate,
+    VLLMDistributedUpdate,
+)
 from rollout_svc.engines.updates.protocol import EngineUpdate
 from rollout_svc.engines.updates.shared_memory import SharedMemoryUpdate
 
@@ -19,6 +25,9 @@ __all__ = ["make_update"]
 
 _UPDATES: Final[dict[tuple[str, str], Callable[[], EngineUpdate]]] = {
     ("sglang", "shm"): SharedMemoryUpdate,
+    ("sglang", "distributed"): SGLangDistributedUpdate,
+    ("vllm", "distributed"): VLLMDistributedUpdate,
+    ("lmdeploy", "distributed"): LMDeployDistributedUpdate,
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from rollout_svc.engines.updates.protocol import Way
+from rollout_svc.weights.senders.distributed import DistributedSender
 from rollout_svc.weights.senders.protocol import Sender
 from rollout_svc.weights.senders.shared_memory import SharedMemorySender
 
@@ -13,6 +14,7 @@ __all__ = ["make_sender"]
 
 _SENDERS: Final[dict[Way, Callable[[int], Sender]]] = {
     "shm": SharedMemorySender,
+    "distributed": DistributedSender,
 }
 
 
