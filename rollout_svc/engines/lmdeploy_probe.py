@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import orjson
+
 from rollout_svc.engines.calls import Call, EngineProfile, Reply
 from rollout_svc.engines.parsing import OK, control_body, excerpt
 from rollout_svc.errors import WorkerFailure
@@ -24,6 +26,7 @@ PROBE: Final = (
     Call("POST", "/abort_request", b'{"session_id":-1,"abort_all":false}', admin=True),  # no session is ever called so
     Call("POST", "/generate", b'{"input_ids":[],"return_logprob":true,"return_routed_experts":true}'),
     Call("GET", "/distserve/engine_info"),  # of the PyTorch backend alone
+    Call("POST", "/destroy_weights_update_group", b'{"group_name":"rollout-svc-nobody"}', admin=True),  # since 0.14
 )
 _CAPABILITIES: Final = ("abort", "abort_all", "stream")
 _REFUSED: Final = 400
@@ -43,7 +46,7 @@ _CACHE_WORDS: Final = (
 def read_profile(replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
     """Read the answers to `PROBE`; raises as `Dialect.parse_probe`."""
     model = _served(replies[0])
-    abort, nothing, backend = _answer(replies[1]), _answer(replies[2]), replies[3]
+    abort, nothing, backend, group = _answer(replies[1]), _answer(replies[2]), replies[3], replies[4]
     if abort.status == _NOT_IMPLEMENTED:
         words = "started without --enable-abort-handling, which it needs: nothing could be stopped there"
         raise WorkerFailure("unfit", words, hard=True)
@@ -54,12 +57,15 @@ def read_profile(replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
     warnings = [_CACHE_WORDS]
     warnings += [_ASLEEP_WORDS] if nothing.status == _ASLEEP else []
     warnings += [] if is_pytorch else [_MEANING_WORDS]
+    # Without the route it is 404, on TurboMind 501.
+    has_groups = isinstance(group, Reply) and group.status == _REFUSED and b'"success"' in group.body
     return EngineProfile(
         dialect=NAME,
-        capabilities=(*_CAPABILITIES, "experts") if has_experts else _CAPABILITIES,
+        capabilities=(*_CAPABILITIES, *("experts",) * has_experts, *("distributed",) * has_groups),
         logprobs="raw" if is_pytorch else "unknown",
         model=model,
         warnings=tuple(warnings),
+        ranks=_ranks(backend),
     )
 
 
@@ -71,6 +77,16 @@ def has_no_logprobs(reply: Reply) -> bool:
 def without_logprobs() -> WorkerFailure:
     """The failure of a server that cannot: the samples sent there have done nothing."""
     return WorkerFailure("unfit", "started without --logprobs-mode raw_logprobs, which it needs", hard=True)
+
+
+def _ranks(backend: Reply | WorkerFailure) -> int:
+    """Tensor-parallel ranks, by the PyTorch backend's word, which is JSON in a JSON string; 1 where it says nothing."""
+    try:
+        said = orjson.loads(backend.body) if isinstance(backend, Reply) and backend.status == OK else {}
+        size = (orjson.loads(said) if isinstance(said, str) else said).get("tp_size")
+    except (ValueError, AttributeError):
+        return 1
+    return size if type(size) is int and size > 0 else 1
 
 
 def _answer(reply: Reply | WorkerFailure) -> Reply:

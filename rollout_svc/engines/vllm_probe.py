@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -50,6 +51,11 @@ _NEEDS: Final[dict[str, frozenset[str]]] = {
     "set_version": frozenset({"/update_weight_version"}),
     "weight_version": frozenset({"/weight_info", "/update_weight_version"}),
 }
+# Of those, with `--weight-transfer-config`.
+_BROADCAST: Final = frozenset(
+    {"/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"}
+)
+_PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _EXPERTS_IN: Final = ("aux_output_config", "model_config")  # the switch has moved between versions
 _GAUGES: Final = re.compile(rb"^vllm:num_requests_(running|waiting)(?:\{[^\n]*\})? (\S+)", re.MULTILINE)
 
@@ -81,6 +87,8 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
     if weights is not None:
         paths = _paths(openapi)
         capabilities |= {name for name, needed in _NEEDS.items() if paths is None or needed <= paths}
+        if _at(config, "weight_transfer_config", "backend") == "nccl" and (paths is None or paths >= _BROADCAST):
+            capabilities.add("distributed")
     if processes > 1:
         capabilities.discard("abort_all")
     if metrics.status == OK and gauges_of(metrics.body) is not None:
@@ -101,6 +109,7 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         max_running=_count(_at(config, "scheduler_config", "max_num_seqs")),
         weight_label=None if weights is None else _text(weights.get("weight_version")),
         warnings=tuple(warnings),
+        ranks=math.prod(_count(_at(config, "parallel_config", size)) or 1 for size in _PARALLEL),
     )
 
 

@@ -21,7 +21,10 @@ EVERYTHING = {
 }
 
 
-def config(mode: str = "raw_logprobs", *, processes: int = 1, experts: bool = False) -> Reply:
+BROADCAST = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update")
+
+
+def config(mode: str = "raw_logprobs", *, processes: int = 1, experts: bool = False, **sections: Any) -> Reply:
     """Make what `/server_info` answers."""
     found = {
         "model_config": {"model": "/m/tiny", "tokenizer": "/m/tiny", "max_model_len": 2048, "logprobs_mode": mode},
@@ -29,7 +32,7 @@ def config(mode: str = "raw_logprobs", *, processes: int = 1, experts: bool = Fa
         "parallel_config": {"_api_process_count": processes},
         "aux_output_config": {"enable_return_routed_experts": experts},
     }
-    return as_reply({"vllm_config": found, "vllm_env": {}})
+    return as_reply({"vllm_config": found | sections, "vllm_env": {}})
 
 
 def models(**fields: Any) -> Reply:
@@ -84,6 +87,33 @@ def test_all_of_it() -> None:
         max_running=8,
         weight_label="default",
     )
+
+
+@pytest.mark.parametrize(
+    ("routes", "backend", "able"),
+    [
+        (ROUTES + BROADCAST, "nccl", True),
+        (ROUTES + BROADCAST, "ipc", False),
+        (ROUTES + BROADCAST[1:], "nccl", False),
+        (ROUTES + BROADCAST, None, False),
+    ],
+)
+def test_weights_are_broadcast_to_one_that_was_started_for_it(
+    routes: tuple[str, ...], backend: str | None, able: bool
+) -> None:
+    """By its configuration and its routes, both."""
+    transfer = None if backend is None else {"backend": backend}
+    openapi = as_reply({"paths": {path: {} for path in routes}})
+    profile = probed(openapi=openapi, info=config(weight_transfer_config=transfer))
+    assert ("distributed" in profile.capabilities) is able
+
+
+def test_every_process_that_has_weights_is_a_rank() -> None:
+    """Tensor-, pipeline- and data-parallel ones; what it does not say is one."""
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "data_parallel_size": 4}
+    assert probed(info=config(parallel_config=sizes)).ranks == 24
+    assert probed(info=config(parallel_config={"tensor_parallel_size": 2})).ranks == 2
+    assert probed(info=NOT_FOUND).ranks == 1
 
 
 def test_what_logprobs_are_of() -> None:

@@ -17,6 +17,7 @@ from aiohttp import web
 from tests.support import vllm_wire as wire
 from tests.support.face import Face, as_json, body_of, cut, plain, reset_connection, twice
 from tests.support.faults import Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
+from tests.support.group_member import GroupMember
 from tests.support.routing import Routing
 from tests.support.sglang_wire import Reply
 from tests.support.vllm_core import Call, Core, PauseMode
@@ -59,6 +60,8 @@ class Routes(Core, Face):
         self.aborts: list[tuple[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
         self.clients: dict[Call, web.Request] = {}
+        self.member = GroupMember()
+        self.transfer: str | None = None
 
     def application(self) -> web.Application:
         """Build the routes."""
@@ -72,6 +75,10 @@ class Routes(Core, Face):
             "/collective_rpc": self._rpc,
             "/reset_prefix_cache": self._reset_cache,
             "/update_weight_version": self._label,
+            "/init_weight_transfer_engine": self._join_group,
+            "/start_weight_update": self._start_update,
+            "/update_weights": self._update_from_group,
+            "/finish_weight_update": self._finish_update,
         }
         gets: dict[str, Handler] = {
             "/health": self._health,
@@ -270,6 +277,36 @@ class Routes(Core, Face):
         preempt = request.query.get("reset_running_requests", "false") == "true"
         return as_json({"success": self.reset_cache(preempt=preempt)})
 
+    async def _join_group(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        self.updates.append((request.path, body))
+        await self.member.join(body["init_info"], "vllm", warm_up=True)
+        return as_json({"message": "Weight transfer initialized"})
+
+    async def _start_update(self, request: web.Request) -> web.Response:
+        self.updates.append((request.path, {}))
+        return as_json({"message": "Weight update started"})
+
+    async def _update_from_group(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        self.updates.append((request.path, body))
+        if self.fail_update:
+            self.load(broken=True)
+            return as_json(wire.rpc_failed("Worker failed with error 'broken'"), 500)
+        info = body["update_info"]
+        try:
+            await self.member.receive("vllm", info["names"], info["dtype_names"], info["shapes"], flat=False)
+        except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
+            return as_json(wire.rpc_failed(str(error)), 500)
+        return as_json({"message": "Weights updated"})
+
+    async def _finish_update(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        self.updates.append((request.path, body))
+        self.load(broken=False)
+        self.set_version(body["weight_version"])
+        return as_json({"message": "Weight update finished"})
+
     async def _label(self, request: web.Request) -> web.Response:
         body = await body_of(request) or {}
         label = body.get("new_version")
@@ -314,4 +351,5 @@ class Routes(Core, Face):
         slots = self.slots or NO_LIMIT
         config = {"logprobs_mode": self.logprobs_mode, "slots": slots, "processes": self.processes}
         config["experts"] = self.experts is not None
+        config["transfer"] = self.transfer
         return as_json(wire.server_info(self.model, self.context, **config))  # type: ignore[arg-type]

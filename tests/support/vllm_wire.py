@@ -52,6 +52,7 @@ DEV_ROUTES = frozenset(
     {
         *("/pause", "/resume", "/is_paused", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping"),
         *("/collective_rpc", "/server_info", "/reset_prefix_cache", "/update_weight_version", "/weight_info"),
+        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
     }
 )
 """What comes with the development mode, as far as it is imitated."""
@@ -240,7 +241,14 @@ def models(model: str, root: str, context: int) -> dict[str, Any]:
 
 
 def server_info(
-    model: str, context: int, *, logprobs_mode: str, slots: int, processes: int, experts: bool = False
+    model: str,
+    context: int,
+    *,
+    logprobs_mode: str,
+    slots: int,
+    processes: int,
+    experts: bool = False,
+    transfer: str | None = None,
 ) -> dict[str, Any]:
     """Build a `/server_info?config_format=json` answer: the fields a client plans by."""
     told = {"model": model, "tokenizer": model, "max_model_len": context, "logprobs_mode": logprobs_mode}
@@ -249,6 +257,7 @@ def server_info(
             "model_config": {**told, "served_model_name": model, "skip_tokenizer_init": False},
             "scheduler_config": {"max_num_seqs": slots, "policy": "fcfs"},
             "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1, "_api_process_count": processes},
+            "weight_transfer_config": None if transfer is None else {"backend": transfer},
             "aux_output_config": {"enable_return_routed_experts": experts},
         },
         "vllm_env": {},

@@ -183,13 +183,14 @@ class _Party:
 
     Attributes:
         engines: its other members.
-        name: of the group, new with each.
+        name: of the group.
         joined: whether the engines were told to join.
     """
 
     def __init__(self, kind: str, engines: tuple[Engine, ...], host: str, backend: Backend, timeout_s: float) -> None:
         self.engines = engines
-        self.name = f"rollout-svc-{kind}-{os.urandom(4).hex()}"
+        # vLLM is told no name; each group has a store of its own, so that two of one name are not in each other's way.
+        self.name = kind if kind == _TENSOR_BY_TENSOR else f"rollout-svc-{kind}-{os.urandom(4).hex()}"
         self.joined = False
         self._kind = kind
         self._backend: Backend = backend
