@@ -33,6 +33,9 @@ BACKENDS: Final[tuple[Backend, ...]] = get_args(Backend)
 _DEVICES: Final[dict[Backend, str]] = {"gloo": "cpu", "nccl": "cuda"}  # under which torch keeps each one's keys
 _GLOO_THREADS: Final = 2
 _POLL_S: Final = 0.0005  # NCCL says only when asked that it is done
+_MARGIN_S: Final = 1.0  # by which a wait outlasts what it waits for, which has the same timeout and ends by itself
+_CONNECT_S: Final = 1.0  # fewest for a connection
+_RETRY_S: Final = 0.02  # between two tries to connect
 _SAID_CHARS: Final = 500  # of what torch says of a failure
 
 T = TypeVar("T")
@@ -149,6 +152,7 @@ class Collective:
         self._busy = False
         problem = ""
         try:
+            _reach(address, time.monotonic() + (timeout_s if rank else 0.0))  # rank 0 keeps the store, or has closed it
             self._store = _store(backend, address, name, self._timeout)
             make = _gloo if backend == "gloo" else _nccl
             self._group = make(self._store, address, rank, size, self._timeout)
@@ -208,7 +212,7 @@ class Collective:
         deadline = time.monotonic() + self._timeout.total_seconds()
         if self._backend == "gloo":
             for call in calls:  # one after the other: what had been begun would run on when one fails
-                call(self._group).wait(timedelta(seconds=max(deadline - time.monotonic(), _POLL_S)))
+                call(self._group).wait(timedelta(seconds=max(deadline - time.monotonic(), 0.0) + _MARGIN_S))
             return
         for work in [call(self._group) for call in calls]:
             while not work.is_completed():  # its wait() would only order streams
@@ -241,6 +245,19 @@ def _broadcast(tensor: torch.Tensor, options: Any, group: Any) -> Any:
 def _c10d() -> Any:
     """`torch.distributed`, which does not say what it exports; it takes seconds to import: only for who uses it."""
     return importlib.import_module("torch.distributed")
+
+
+def _reach(address: tuple[str, int], deadline: float) -> None:
+    """Wait for somebody to listen; raises OSError. torch's own wait may take three times the timeout it is given."""
+    while True:
+        try:
+            socket.create_connection(address, timeout=max(deadline - time.monotonic(), _CONNECT_S)).close()
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
 
 
 def _store(backend: Backend, address: tuple[str, int], name: str, timeout: timedelta) -> Any:

@@ -134,7 +134,7 @@ class Groups:
         if buffer is None or buffer.numel() < size:
             try:
                 buffer = torch.empty(size, dtype=torch.uint8)
-            except RuntimeError as error:
+            except (RuntimeError, TypeError) as error:  # the second for what is no size at all any more
                 raise BucketError(f"no room for {size} bytes") from error
         return buffer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -51,6 +52,7 @@ async def test_each_kind_of_engine_has_what_was_broadcast() -> None:
     async with FakeSGLang() as sglang, FakeLMDeploy() as lmdeploy, FakeVLLM() as vllm:
         sglang.told["tp_size"] = 2
         sglang.member = GroupMember(2)
+        sglang.update_open = True  # somebody went without ending it
         vllm.transfer = "nccl"
         async with stage(sglang, lmdeploy, vllm) as made:
             sender = DistributedSender(512, timeout_s=TIMEOUT_S)
@@ -93,6 +95,43 @@ async def test_one_that_refuses_its_bucket_is_left_out_and_named() -> None:
                 assert [outcome["ok"] for outcome in record["workers"].values()] == [True, True]
                 assert same(sglang.member.weights[0], tensors(2))
                 assert same(vllm.member.weights[0], tensors(2))
+
+
+async def test_one_that_does_not_join_holds_up_nobody_for_long() -> None:
+    """P24: refused where the others wait for it: the trainer gives up in time, and with that all of them."""
+    async with FakeSGLang() as one, FakeSGLang() as other:
+        join = other.member.join
+
+        async def refuse(*_: object, **__: object) -> None:
+            raise OSError("no such interface")
+
+        other.member.join = refuse  # type: ignore[method-assign]
+        async with stage(one, other) as made:
+            sender = DistributedSender(512, timeout_s=0.5)
+            async with WeightPublisher(made.service, way=sender, bucket_bytes=512) as publisher:
+                began = time.monotonic()
+                with pytest.raises(NotNow) as raised:
+                    await publisher.publish(tensors(1), 1, pause={})
+                assert time.monotonic() - began < TIMEOUT_S
+                assert "no such interface" in str(raised.value.detail)
+                assert not one.member.groups
+                other.member.join = join  # type: ignore[method-assign]
+                assert (await publisher.publish(tensors(2), 2))["version"] == 2
+                assert same(one.member.weights[0], tensors(2))
+                assert same(other.member.weights[0], tensors(2))
+
+
+async def test_an_older_sglang_has_no_sessions() -> None:
+    """Before 2026-06 it knows no `/begin_weight_update`: it is loaded without."""
+    async with FakeSGLang() as sglang:
+        sglang.update_sessions = False
+        async with (
+            stage(sglang) as made,
+            WeightPublisher(made.service, way="distributed", bucket_bytes=512) as publisher,
+        ):
+            assert (await publisher.publish(tensors(1), 1, pause={}))["version"] == 1
+            assert same(sglang.member.weights[0], tensors(1))
+            assert sglang.weight_version == "1"
 
 
 @pytest.mark.parametrize("told", [{"dp_size": 2}, {"weight_transports": ["disk"]}])

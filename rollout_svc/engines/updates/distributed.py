@@ -32,6 +32,7 @@ from rollout_svc.errors import WorkerFailure
 
 __all__ = ["LMDeployDistributedUpdate", "SGLangDistributedUpdate", "VLLMDistributedUpdate"]
 
+_REFUSED: Final = 400
 _NOT_FOUND: Final = 404
 _OWN: Final = "timeout_s"  # of a group: known to the built-in engine alone
 _GROUP: Final = ("master_address", "master_port", "rank_offset", "world_size", "group_name", "backend")
@@ -41,13 +42,12 @@ _TENSORS: Final = ("names", "dtypes", "shapes")
 class _GroupUpdate:
     """What SGLang and LMDeploy have in common: the names of the group's routes, and flat buckets."""
 
-    __slots__ = ("_dialect", "_group", "_version", "touched")
+    __slots__ = ("_dialect", "_group", "touched")
 
     def __init__(self, dialect: SGLangDialect | LMDeployDialect) -> None:
         self.touched = False
         self._dialect = dialect
         self._group: str | None = None
-        self._version = 0
 
     async def _post(self, ask: Ask, path: str, body: Mapping[str, Any]) -> None:
         self._done(await ask(_call(path, body)), path)
@@ -106,6 +106,10 @@ class SGLangDistributedUpdate(_GroupUpdate):
         if reply.status == _NOT_FOUND:
             return
         self._session = True
+        if reply.status == _REFUSED and not self._stages:  # one that nobody ended is open there still
+            with suppress(WorkerFailure):
+                await self._post(ask, "/end_weight_update", {})
+            reply = await ask(_call("/begin_weight_update", body))
         self._done(reply, "/begin_weight_update")
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
