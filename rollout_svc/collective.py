@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
@@ -177,11 +178,11 @@ class Collective:
         full = [tensor.detach() for tensor in tensors if tensor.numel()]
         self._do("broadcast", [partial(_broadcast, tensor, options) for tensor in full])
 
-    def warm_up(self) -> None:
+    def warm_up(self, device: torch.device) -> None:
         """Sum one number over all members, which is what vLLM's do first; raises CollectiveError."""
         import torch  # noqa: PLC0415
 
-        one = torch.zeros(1, device=_DEVICES[self._backend])
+        one = torch.zeros(1, device=device)
         self._do("all_reduce", [lambda group: group.allreduce([one])])
 
     def close(self) -> None:
@@ -202,6 +203,9 @@ class Collective:
             self._make(calls)
         except (OSError, RuntimeError, ValueError) as error:  # raised below: its traceback would keep the group
             problem = _said(error)
+            if self._backend == "nccl":  # it would wait for what runs, for good
+                with suppress(RuntimeError):
+                    self._group.abort()
         with self._lock:
             self._busy = False
         if problem or self.closed:
@@ -217,7 +221,6 @@ class Collective:
         for work in [call(self._group) for call in calls]:
             while not work.is_completed():  # its wait() would only order streams
                 if time.monotonic() > deadline:
-                    self._group.abort()
                     raise TimeoutError("not done in time")
                 time.sleep(_POLL_S)
             work.wait()

@@ -113,6 +113,33 @@ async def test_what_an_engine_refuses_is_received_by_all_and_changes_none(stream
         assert (await publisher.publish(good, 1))["version"] == 1
         assert same(weights(one), good)
         assert same(weights(other), good)
+        kept = groups(one)
+        with pytest.raises(NotNow):
+            await publisher.publish(unknown, 2)
+        assert groups(one) == groups(other) == kept, "nothing was sent: the group is as good as it was"
+
+
+async def test_an_engine_that_lost_its_group_is_in_the_next_one() -> None:
+    """P24: another process at the same address, unnoticed: one update fails, with all as they were, the next works."""
+    async with (
+        served(is_open=True) as one,
+        served(is_open=True) as other,
+        trained(one, other) as (_, publisher),
+    ):
+        await publisher.publish(small_model(seed=1).state_dict(), 1, pause={})
+        had = weights(one)
+        one.engine._groups.leave(groups(one)[0])
+        wanted = small_model(seed=2).state_dict()
+        began = time.monotonic()
+        with pytest.raises(NotNow) as raised:
+            await publisher.publish(wanted, 2, pause={})
+        assert time.monotonic() - began < TIMEOUT_S, "nobody waited out a timeout"
+        assert "was not joined here" in str(raised.value.detail)
+        assert same(weights(one), had)
+        assert same(weights(other), had)
+        assert (await publisher.publish(wanted, 2))["version"] == 2
+        assert same(weights(one), wanted)
+        assert same(weights(other), wanted)
 
 
 async def test_an_engine_that_dies_half_way_ends_the_update_and_no_other() -> None:

@@ -116,9 +116,9 @@ class DistributedSender:
             "shapes": [list(tensor.shape) for _, tensor in tensors],
         }
         for kind, party in self._parties.items():
-            sent = (
-                [flat] if flat is not None and kind != _TENSOR_BY_TENSOR else [one.contiguous() for _, one in tensors]
-            )
+            sent = [tensor.contiguous() for _, tensor in tensors]
+            if flat is not None and kind != _TENSOR_BY_TENSOR:
+                sent = [flat]
             joins = not party.joined
             self._sending.append(Doing(f"broadcast {party.name}", partial(party.send, sent)))
             for engine_id, group in party.told().items():
@@ -231,7 +231,7 @@ class _Party:
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """Join where that is to be done, and broadcast; raises CollectiveError."""
         try:
-            self._joined().broadcast(tensors)
+            self._joined(tensors[0].device).broadcast(tensors)
         except CollectiveError:
             self.close()  # whoever waits for what will not come hears of it
             raise
@@ -243,7 +243,7 @@ class _Party:
         if self._group is not None:
             self._group.close()
 
-    def _joined(self) -> Collective:
+    def _joined(self, device: torch.device) -> Collective:
         if self._closed.is_set():
             raise CollectiveError(f"group {self.name} is closed")
         if self._group is None:
@@ -252,5 +252,5 @@ class _Party:
             if self._closed.is_set():
                 self._group.close()
             if self._kind == _TENSOR_BY_TENSOR:
-                self._group.warm_up()
+                self._group.warm_up(device)
         return self._group
