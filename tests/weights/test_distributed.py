@@ -116,7 +116,8 @@ async def test_what_an_engine_refuses_is_received_by_all_and_changes_none(stream
         kept = groups(one)
         with pytest.raises(NotNow):
             await publisher.publish(unknown, 2)
-        assert groups(one) == groups(other) == kept, "nothing was sent: the group is as good as it was"
+        assert (await publisher.publish(good, 2))["version"] == 2
+        assert groups(one) == groups(other) == kept, "nothing was sent in between: it is as good as it was"
 
 
 async def test_an_engine_that_lost_its_group_is_in_the_next_one() -> None:

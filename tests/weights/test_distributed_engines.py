@@ -48,19 +48,19 @@ def paths(engine: FakeSGLang | FakeLMDeploy | FakeVLLM) -> list[str]:
 
 
 async def test_each_kind_of_engine_has_what_was_broadcast() -> None:
-    """P24: three kinds in one fleet, SGLang with two ranks: each joins its group in its way, twice all is there."""
-    async with FakeSGLang() as sglang, FakeLMDeploy() as lmdeploy, FakeVLLM() as vllm:
+    """P24: three kinds in one fleet, one SGLang with two ranks: each joins in its way, and twice all is there."""
+    async with FakeSGLang() as sglang, FakeSGLang() as other, FakeLMDeploy() as lmdeploy, FakeVLLM() as vllm:
         sglang.told["tp_size"] = 2
         sglang.member = GroupMember(2)
         sglang.update_open = True  # somebody went without ending it
         vllm.transfer = "nccl"
-        async with stage(sglang, lmdeploy, vllm) as made:
+        async with stage(sglang, other, lmdeploy, vllm) as made:
             sender = DistributedSender(512, timeout_s=TIMEOUT_S)
             async with WeightPublisher(made.service, way=sender, bucket_bytes=512) as publisher:
                 for version in (1, 2):
                     record = await publisher.publish(tensors(version), version, pause={})
-                    assert [outcome["ok"] for outcome in record["workers"].values()] == [True] * 3
-                    for engine in (sglang, lmdeploy, vllm):
+                    assert [outcome["ok"] for outcome in record["workers"].values()] == [True] * 4
+                    for engine in (sglang, other, lmdeploy, vllm):
                         assert len(engine.member.groups) == 1, "the second update is in the group of the first"
                         for weights in engine.member.weights:
                             assert same(weights, tensors(version))
