@@ -29,6 +29,7 @@ GROUND = (
         "plugins",
         "await_chain",
         "copying",
+        "collective",
     ),
 )
 """Imported by everyone; they import each other."""

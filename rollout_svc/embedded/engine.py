@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from rollout_svc.embedded.door import Door
+from rollout_svc.embedded.groups import Groups, detached
 from rollout_svc.embedded.job import Outcome
 from rollout_svc.embedded.model import read_weights, write_weights
+from rollout_svc.embedded.receiving import BucketError
 from rollout_svc.embedded.runner import EngineDiedError, EngineThread
 from rollout_svc.embedded.updating import Updating
 from rollout_svc.embedded.wire import invalid
@@ -51,6 +53,8 @@ class Engine:
         self._closing = False
         self._updating = Updating(scheduler.model)
         self._staging = asyncio.Lock()
+        self._groups = Groups()
+        self._named: str | None = None  # the label that came with a bucket of the update under way
 
     def __repr__(self) -> str:
         return f"<Engine in_flight={len(self._in_flight)} {self.door!r} {self.thread!r}>"
@@ -181,11 +185,44 @@ class Engine:
         """Begin an update in buckets; see `Updating.begin`. Requests run on."""
         async with self._staging:
             self._updating.begin(manifest, finite=finite)
+            self._named = None
 
     async def receive_bucket(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket beside the weights, in a thread; see `Updating.receive`. Requests run on."""
         async with self._staging:
             return await asyncio.to_thread(self._updating.receive, call)
+
+    async def join_group(self, call: Mapping[str, Any]) -> None:
+        """Join the group of a trainer; see `Groups.join`. Requests run on."""
+        await detached("group-join", lambda: self._groups.join(call))
+
+    async def leave_group(self, name: str) -> None:
+        """Leave one; raises BucketError where it is in none of this name."""
+        await detached("group-leave", lambda: self._groups.leave(name))
+
+    async def receive_broadcast(self, call: Mapping[str, Any], version: str | None) -> int:
+        """Receive a bucket in a group, in a thread, and stage it; see `Groups.receive`. Requests run on.
+
+        Args:
+            call: As it came.
+            version: The label of the weights when they are all there; None: nothing is said of it.
+
+        Raises:
+            BucketError: It did not come, or its update is over.
+            WeightsError: A tensor does not fit the model, or is not finite where that was asked for.
+        """
+        begun = self._updating.begun
+        if not self._updating.open:
+            raise BucketError("no update was begun here")
+        # Not under the lock: whoever ends the update, or begins another, does not wait for a trainer that hangs.
+        received = await detached("group-receive", lambda: self._groups.receive(call))
+        async with self._staging:
+            if self._updating.begun != begun:
+                raise BucketError("the update ended while the bucket was on its way")
+            count = await asyncio.to_thread(self._updating.stage, received.tensors)
+            self._groups.give_back(received)
+            self._named = version or self._named
+            return count
 
     async def end_update(self, version: str | None) -> None:
         """Swap what was staged in, and label it, where nothing runs or what runs is frozen; see `Updating.finish`.
@@ -220,6 +257,7 @@ class Engine:
         self._closing = True
         self.door.turn_away(lambda _: True)
         self.thread.post(lambda: self._scheduler.end(lambda _: True))
+        await asyncio.to_thread(self._groups.close)
         if self._owned:
             await asyncio.wait(self._owned)
         await self.thread.close()
@@ -276,8 +314,9 @@ class Engine:
     async def _end_update(self, version: str | None) -> None:
         def swap() -> None:
             self._updating.finish()
-            if version is not None:
-                self._scheduler.relabel(version)
+            label = version if version is not None else self._named
+            if label is not None:
+                self._scheduler.relabel(label)
 
         async with self._staging, self.door.exclusively():
             await self.thread.call(swap)

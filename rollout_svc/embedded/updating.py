@@ -33,11 +33,13 @@ class Updating:
 
     Attributes:
         open: Whether one was begun, and neither finished nor abandoned.
+        begun: How many ever were.
         allocated: Bytes of staging that were ever allocated.
     """
 
     def __init__(self, model: TinyTransformer, receiver: Receiver | None = None) -> None:
         self.open = False
+        self.begun = 0
         self.allocated = 0
         self._wanted = dict(model.named_parameters())
         self._receiver = receiver or Receiver()
@@ -60,6 +62,7 @@ class Updating:
         if manifest is not None:
             self._check(manifest)
         self.open, self._finite = True, finite
+        self.begun += 1
 
     def receive(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket, and return how many tensors it had.
@@ -71,6 +74,13 @@ class Updating:
         if not self.open:
             raise BucketError("no update was begun here")
         return self._receiver.receive(call, self._stage)
+
+    def stage(self, tensors: list[tuple[str, Tensor]]) -> int:
+        """Stage tensors that came in another way, and return how many they are; raises as `receive`."""
+        if not self.open:
+            raise BucketError("no update was begun here")
+        self._stage(tensors)
+        return len(tensors)
 
     def finish(self) -> None:
         """Swap what was staged in; called where nothing computes with the model.

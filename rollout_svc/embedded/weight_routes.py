@@ -4,10 +4,13 @@
 |---|---|---|
 | `POST /begin_weight_update` | `{manifest?, check_finite?}` | opens an update; one that was open is forgotten |
 | `POST /update_weights_from_shared_memory` | a call, see `receiving.py` | stages a bucket |
+| `POST /init_weights_update_group` | a call, see `groups.py` | joins a trainer's group |
+| `POST /update_weights_from_distributed` | `{names, dtypes, shapes, group_name, load_format, …}` | stages a bucket |
+| `POST /destroy_weights_update_group` | `{group_name}` | leaves the group |
 | `POST /end_weight_update` | `{weight_version?}` | swaps it in, and labels it |
 | `POST /abandon_weight_update` | `{}` | forgets it |
 
-The first and third are named as in SGLang 0.5.23, where an update from tensors has to stand between them.
+All but the second and the last are named as in SGLang 0.5.23, where an update from tensors has to stand between them.
 
 Invariants:
 - Until `/end_weight_update` answers 200 the weights and their label are as they were.
@@ -23,14 +26,14 @@ from aiohttp import web
 from rollout_svc.embedded.bodies import as_json, read_body, update_answer
 from rollout_svc.embedded.model import WeightsError
 from rollout_svc.embedded.receiving import BucketError, EventError
-from rollout_svc.embedded.wire import RefusedError, read_flag, read_text
+from rollout_svc.embedded.wire import RefusedError, need_text, read_flag, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rollout_svc.embedded.engine import Engine
 
-WEIGHT_TRANSPORTS: Final = ("disk", "shm")
+WEIGHT_TRANSPORTS: Final = ("disk", "shm", "distributed")
 """Ways in which weights get into this engine, as `/server_info` tells them."""
 
 
@@ -47,6 +50,20 @@ def weight_routes(engine: Engine) -> list[web.RouteDef]:
         count = await engine.receive_bucket(await read_body(request))
         return f"{count} tensors staged."
 
+    async def join(request: web.Request) -> str:
+        await engine.join_group(await read_body(request))
+        return "Succeeded to initialize custom process group."
+
+    async def leave(request: web.Request) -> str:
+        await engine.leave_group(need_text(await read_body(request), "group_name"))
+        return "Succeeded to destroy custom process group."
+
+    async def broadcast(request: web.Request) -> str:
+        body = await read_body(request)
+        read_flag(body, "flush_cache", default=True)  # nothing is cached between requests: either value is honoured
+        count = await engine.receive_broadcast(body, read_text(body, "weight_version"))
+        return f"{count} tensors staged."
+
     async def end(request: web.Request) -> str:
         await engine.end_update(read_text(await read_body(request), "weight_version"))
         return "Succeeded to update model weights."
@@ -59,6 +76,9 @@ def weight_routes(engine: Engine) -> list[web.RouteDef]:
     return [
         web.post("/begin_weight_update", _answering(begin)),
         web.post("/update_weights_from_shared_memory", _answering(bucket)),
+        web.post("/init_weights_update_group", _answering(join)),
+        web.post("/update_weights_from_distributed", _answering(broadcast)),
+        web.post("/destroy_weights_update_group", _answering(leave)),
         web.post("/end_weight_update", _answering(end)),
         web.post("/abandon_weight_update", _answering(abandon)),
     ]

@@ -26,6 +26,7 @@ PROBE: Final = (
     Call("POST", "/abort_request", b'{"session_id":-1,"abort_all":false}', admin=True),  # no session is ever called so
     Call("POST", "/generate", b'{"input_ids":[],"return_logprob":true,"return_routed_experts":true}'),
     Call("GET", "/distserve/engine_info"),  # of the PyTorch backend alone
+    Call("POST", "/destroy_weights_update_group", b'{"group_name":"rollout-svc-nobody"}', admin=True),  # since 0.14
 )
 _CAPABILITIES: Final = ("abort", "abort_all", "stream")
 _REFUSED: Final = 400
@@ -45,25 +46,31 @@ _CACHE_WORDS: Final = (
 def read_profile(replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
     """Read the answers to `PROBE`; raises as `Dialect.parse_probe`."""
     model = _served(replies[0])
-    abort, nothing, backend = _answer(replies[1]), _answer(replies[2]), replies[3]
+    abort, nothing, backend, group = _answer(replies[1]), _answer(replies[2]), replies[3], replies[4]
     if abort.status == _NOT_IMPLEMENTED:
         words = "started without --enable-abort-handling, which it needs: nothing could be stopped there"
         raise WorkerFailure("unfit", words, hard=True)
     if has_no_logprobs(nothing):
         raise without_logprobs()
     is_pytorch = isinstance(backend, Reply) and backend.status == OK
-    ranks = _ranks(backend) if is_pytorch else 1
     has_experts = nothing.status == _REFUSED and _NO_PROMPT in nothing.body
     warnings = [_CACHE_WORDS]
     warnings += [_ASLEEP_WORDS] if nothing.status == _ASLEEP else []
     warnings += [] if is_pytorch else [_MEANING_WORDS]
+    # Without the route it is 404, on TurboMind 501.
+    has_groups = isinstance(group, Reply) and group.status == _REFUSED and b'"success"' in group.body
     return EngineProfile(
         dialect=NAME,
-        capabilities=(*_CAPABILITIES, *("experts",) * has_experts, *("cuda_ipc",) * is_pytorch),
+        capabilities=(
+            *_CAPABILITIES,
+            *("experts",) * has_experts,
+            *("cuda_ipc",) * is_pytorch,
+            *("distributed",) * has_groups,
+        ),
         logprobs="raw" if is_pytorch else "unknown",
         model=model,
         warnings=tuple(warnings),
-        ranks=ranks,
+        ranks=_ranks(backend) if is_pytorch else 1,
     )
 
 

@@ -231,9 +231,13 @@ def _refusal(reply: Reply) -> str:
 
 
 def _more(server: dict[str, Any]) -> tuple[str, ...]:
-    """What it was started with, or is the built-in engine's alone."""
+    """What it was started with; the built-in engine says itself by which ways it takes weights."""
     transports = server.get("weight_transports")
-    ways = tuple(way for way in WAYS if way in transports) if isinstance(transports, list) else _WAYS
+    ways: tuple[str, ...]
+    if isinstance(transports, list):
+        ways = tuple(way for way in WAYS if way in transports)
+    else:
+        ways = (*_WAYS, *("distributed",) * (server.get("dp_size") == 1))  # no group with data-parallel ranks
     return ("experts",) * (server.get(_EXPERTS) is True) + ways
 
 

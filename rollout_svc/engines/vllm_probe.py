@@ -54,6 +54,8 @@ _NEEDS: Final[dict[str, frozenset[str]]] = {
 _TRANSFER: Final = frozenset(
     {"/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"}
 )
+_WAYS: Final = {"ipc": "cuda_ipc", "nccl": "distributed"}
+"""By the backend of its weight transfer."""
 _UNPICKLES: Final = "VLLM_ALLOW_INSECURE_SERIALIZATION"  # what is sent for `ipc` is a pickle, by its own protocol
 _PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _EXPERTS_IN: Final = ("aux_output_config", "model_config")  # the switch has moved between versions
@@ -87,6 +89,7 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
     paths = _paths(openapi)
     if weights is not None:
         capabilities |= {name for name, needed in _NEEDS.items() if paths is None or needed <= paths}
+        capabilities |= _ways(info, paths, warnings)
     if processes > 1:
         capabilities.discard("abort_all")
     if metrics.status == OK and gauges_of(metrics.body) is not None:
@@ -95,13 +98,6 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         warnings.append("/metrics shows no vllm:num_requests_* gauges (--disable-log-stats?): it cannot count")
     if any(_at(config, section, "enable_return_routed_experts") is True for section in _EXPERTS_IN):
         capabilities.add("experts")
-    if weights is not None and _at(config, "weight_transfer_config", "backend") == "ipc":
-        if _at(_object(info), "vllm_env", _UNPICKLES) is False:
-            warnings.append(
-                f"its weight transfer is ipc, and it runs without {_UNPICKLES}=1: it would refuse what is sent"
-            )
-        elif paths is None or paths >= _TRANSFER:
-            capabilities.add("cuda_ipc")
     return EngineProfile(
         dialect="vllm",
         engine_version=engine_version,
@@ -116,6 +112,17 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         warnings=tuple(warnings),
         ranks=math.prod(_count(_at(config, "parallel_config", size)) or 1 for size in _PARALLEL),
     )
+
+
+def _ways(info: Reply, paths: frozenset[str] | None, warnings: list[str]) -> set[str]:
+    """By which way it takes weights, as it was started; what keeps it from one is added to the warnings."""
+    backend = _at(_config(info), "weight_transfer_config", "backend")
+    if backend not in _WAYS or not (paths is None or paths >= _TRANSFER):
+        return set()
+    if backend == "ipc" and _at(_object(info), "vllm_env", _UNPICKLES) is False:
+        warnings.append(f"its weight transfer is ipc, and it runs without {_UNPICKLES}=1: it would refuse what is sent")
+        return set()
+    return {_WAYS[backend]}
 
 
 def gauges_of(body: bytes) -> int | None:

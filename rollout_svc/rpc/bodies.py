@@ -178,22 +178,23 @@ class WeightSource(Body):
                     "then": {"required": ["path"], "properties": {"path": {"type": "string"}}},
                 },
                 {
-                    "if": {"properties": {"kind": {"enum": ["shm", "cuda_ipc"]}}},
+                    "if": {"properties": {"kind": {"enum": ["shm", "cuda_ipc", "distributed"]}}},
                     "then": {"required": ["publisher"], "properties": {"publisher": {"type": "string"}}},
                 },
             ]
         }
     )
 
-    kind: Literal["disk", "external", "shm", "cuda_ipc"]
+    kind: Literal["disk", "external", "shm", "cuda_ipc", "distributed"]
     """`disk`: engines load them from `path`; `shm`: from a `WeightPublisher`, through shared memory; `cuda_ipc`: from
-    one, where they lie on the device; `external`: the trainer has moved them itself."""
+    one, where they lie on the device; `distributed`: from one, through a `torch.distributed` group; `external`: the
+    trainer has moved them itself."""
     path: Annotated[str, Field(min_length=1)] | None = None
     """For `disk`: a directory that the engines can read."""
     publisher: Annotated[str, Field(pattern=r"^http://")] | None = None
-    """For `shm` and `cuda_ipc`: the address of the publisher, on the engines' machine."""
+    """For `shm`, `cuda_ipc` and `distributed`: the publisher's address; but for the last on the engines' machine."""
     token: Annotated[str, Field(min_length=1)] | None = None
-    """For `shm` and `cuda_ipc`: what the publisher asks for."""
+    """For those: what the publisher asks for."""
     workers: Listed[str] | None = None
     """For `external`: the ids of those that were given the weights; null: every worker in traffic."""
 

@@ -54,19 +54,29 @@ class WeightPublisher:
             it, seconds.
     """
 
-    def __init__(self, client: Client, *, way: Way = "shm", bucket_bytes: int = _BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        way: Way | Sender = "shm",
+        bucket_bytes: int = _BUCKET_BYTES,
+        host: str = "127.0.0.1",
+    ) -> None:
         """Make a publisher; nothing is opened before the first update.
 
         Args:
             client: who asks for the update.
             way: how weights get to the engines: `shm`, through memory that they share with this process; `cuda_ipc`,
-                from the device they are on, by SGLang's, LMDeploy's and vLLM's own protocols.
+                from the device they are on, by SGLang's, LMDeploy's and vLLM's own protocols; `distributed`, through a
+                `torch.distributed` group; or a sender of your own making, with settings.
             bucket_bytes: most bytes of a bucket, and so of each of the two buffers, unless a tensor is larger.
+            host: address of this machine on which the service asks for the weights.
         """
         self.transfer_s = 0.0
+        self._host = host
         self._client = client
         self._bucket_bytes = bucket_bytes
-        self._sender = make_sender(way, bucket_bytes)
+        self._sender: Sender = make_sender(way, bucket_bytes) if isinstance(way, str) else way
         self._token = secrets.token_urlsafe(24)
         self._runner: web.AppRunner | None = None
         self._url = ""
@@ -134,9 +144,10 @@ class WeightPublisher:
         app.add_routes([web.post(f"/{name}", self._answer) for name in ("begin", "next", "end")])
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, self._host, 0).start()
         self._runner = runner
-        self._url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        self._url = f"http://{shown}:{runner.addresses[0][1]}"
 
     async def _answer(self, request: web.Request) -> web.Response:
         given = request.headers.get("Authorization", "")
@@ -218,8 +229,10 @@ class _Publishing:
 def _engines(said: Any) -> list[Engine]:
     """Read who will be told; raises ValueError."""
     try:
-        return [Engine(str(one["id"]), str(one["dialect"]), int(one["ranks"])) for one in said]
-    except (TypeError, KeyError) as error:
+        return [
+            Engine(str(one["id"]), str(one["dialect"]), int(one["ranks"]), float(one.get("since", 0.0))) for one in said
+        ]
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"engines: expected id, dialect and ranks of each, not {said!r:.200}") from error
 
 

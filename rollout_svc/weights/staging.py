@@ -5,7 +5,7 @@ for each of them, all at once, and the next bucket is asked for when each has th
 
 | call | body | answer |
 |---|---|---|
-| `/begin` | `{version, engines: [{id, dialect, ranks}]}` | `{manifest?, check_finite?, openings?: {id: {…}}}` |
+| `/begin` | `{version, engines: [{id, dialect, ranks, since}]}` | `{manifest?, check_finite?, openings?: {id: {…}}}` |
 | `/next` | `{}` | `{bodies: {id: {…}} or null, bytes, flatten_s}` |
 | `/end` | `{whole}` | anything |
 
@@ -209,7 +209,12 @@ def _recipients(worker: Worker, way: Way) -> Iterator[tuple[str, _Recipient]]:
 
 def _engines(workers: Sequence[Worker], staged: Staged) -> list[dict[str, Any]]:
     return [
-        {"id": one.engine_id, "dialect": worker.dialect.name, "ranks": worker.profile.ranks if worker.profile else 1}
+        {
+            "id": one.engine_id,
+            "dialect": worker.dialect.name,
+            "ranks": worker.profile.ranks if worker.profile else 1,
+            "since": worker.active_since,
+        }
         for worker in workers
         for one in staged.recipients[worker.worker_id].values()
     ]

@@ -131,6 +131,7 @@ def test_settings_it_cannot_do(sampling: SamplingConfig, field: str | None) -> N
 MODELS = body({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "lmdeploy", "root": "m"}]})
 GONE = said(400, "Session -1 not found.")
 PYTORCH = body('{"tp_size":1}')
+NO_GROUP = body({"success": False, "message": "group 'rollout-svc-nobody' not initialized"}, 400)
 
 
 def probed(
@@ -138,19 +139,21 @@ def probed(
     abort: Reply | WorkerFailure = GONE,
     nothing: Reply | WorkerFailure | None = None,
     backend: Reply | WorkerFailure = PYTORCH,
+    group: Reply | WorkerFailure = NO_GROUP,
 ) -> EngineProfile:
     """Read the answers to a probe."""
-    return DIALECT.parse_probe([models, abort, nothing or said(400, NO_PROMPT), backend])
+    return DIALECT.parse_probe([models, abort, nothing or said(400, NO_PROMPT), backend, group])
 
 
 def test_the_probe_changes_nothing() -> None:
-    """It looks, aborts a session nobody has, and asks for a generation that has to be refused."""
+    """It looks, aborts a session and leaves a group that nobody has, and asks for what has to be refused."""
     calls = DIALECT.probe()
     assert [(call.method, call.path) for call in calls] == [
         ("GET", "/v1/models"),
         ("POST", "/abort_request"),
         ("POST", "/generate"),
         ("GET", "/distserve/engine_info"),
+        ("POST", "/destroy_weights_update_group"),
     ]
     assert json.loads(calls[1].body or b"") == {"session_id": -1, "abort_all": False}
     assert json.loads(calls[2].body or b"")["input_ids"] == []
@@ -159,7 +162,8 @@ def test_the_probe_changes_nothing() -> None:
 def test_profile() -> None:
     """What it can do; what it serves; what its logprobs are of; never what it cannot or does not say."""
     profile = probed()
-    assert profile.capabilities == ("abort", "abort_all", "stream", "experts", "cuda_ipc")
+    ways = ("cuda_ipc", "distributed")
+    assert profile.capabilities == ("abort", "abort_all", "stream", "experts", *ways)
     assert (profile.dialect, profile.model, profile.logprobs) == ("lmdeploy", "m", "raw")
     assert (profile.context, profile.max_running, profile.weight_label) == (None, None, None)
     [warning] = profile.warnings
@@ -170,6 +174,14 @@ def test_without_routed_experts() -> None:
     """The switch is not on, or it does not say: not claimed."""
     assert "experts" not in probed(nothing=said(400, NO_EXPERTS)).capabilities
     assert "experts" not in probed(nothing=said(400, "something else")).capabilities
+
+
+@pytest.mark.parametrize(
+    "group", [body({"detail": "Not Found"}, 404), body({"detail": "Not Implemented"}, 501), WorkerFailure("late", "")]
+)
+def test_without_groups(group: Reply | WorkerFailure) -> None:
+    """Too old, another backend, or no answer: not claimed."""
+    assert "distributed" not in probed(group=group).capabilities
 
 
 def test_turbomind() -> None:

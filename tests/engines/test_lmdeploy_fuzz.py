@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_svc.engines import Completion, EngineProfile, Health, LMDeployDialect, Reply
+from rollout_svc.engines.lmdeploy_probe import PROBE
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import VersionSpan
 from tests.engines.test_sglang_fuzz import as_json, check_completion, finishes, numbers, replies, scalars, values
@@ -79,8 +80,8 @@ def test_control_answers_end_typed(reply: Reply) -> None:
 
 probes = st.lists(
     replies | st.builds(WorkerFailure, st.sampled_from(["connection", "control_timeout"]), st.text(max_size=5)),
-    min_size=4,
-    max_size=4,
+    min_size=len(PROBE),
+    max_size=len(PROBE),
 )
 served = st.sampled_from(
     [

@@ -22,6 +22,9 @@ EVERYTHING = {
 }
 
 
+BROADCAST = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update")
+
+
 def config(
     mode: str = "raw_logprobs",
     *,
@@ -30,6 +33,7 @@ def config(
     transfer: str | None = None,
     unpickles: bool = True,
     sizes: dict[str, int] | None = None,
+    **sections: Any,
 ) -> Reply:
     """Make what `/server_info` answers."""
     found = {
@@ -39,7 +43,8 @@ def config(
         "weight_transfer_config": None if transfer is None else {"backend": transfer},
         "aux_output_config": {"enable_return_routed_experts": experts},
     }
-    return as_reply({"vllm_config": found, "vllm_env": {"VLLM_ALLOW_INSECURE_SERIALIZATION": unpickles}})
+    env = {"VLLM_ALLOW_INSECURE_SERIALIZATION": unpickles}
+    return as_reply({"vllm_config": found | sections, "vllm_env": env})
 
 
 def models(**fields: Any) -> Reply:
@@ -94,6 +99,33 @@ def test_all_of_it() -> None:
         max_running=8,
         weight_label="default",
     )
+
+
+@pytest.mark.parametrize(
+    ("routes", "backend", "able"),
+    [
+        (ROUTES, "nccl", True),
+        (ROUTES, "ipc", False),
+        (tuple(set(ROUTES) - {BROADCAST[0]}), "nccl", False),
+        (ROUTES, None, False),
+    ],
+)
+def test_weights_are_broadcast_to_one_that_was_started_for_it(
+    routes: tuple[str, ...], backend: str | None, able: bool
+) -> None:
+    """By its configuration and its routes, both."""
+    transfer = None if backend is None else {"backend": backend}
+    openapi = as_reply({"paths": {path: {} for path in routes}})
+    profile = probed(openapi=openapi, info=config(weight_transfer_config=transfer))
+    assert ("distributed" in profile.capabilities) is able
+
+
+def test_every_process_that_has_weights_is_a_rank() -> None:
+    """Tensor-, pipeline- and data-parallel ones; what it does not say is one."""
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "data_parallel_size": 4}
+    assert probed(info=config(parallel_config=sizes)).ranks == 24
+    assert probed(info=config(parallel_config={"tensor_parallel_size": 2})).ranks == 2
+    assert probed(info=NOT_FOUND).ranks == 1
 
 
 def test_what_logprobs_are_of() -> None:
@@ -191,7 +223,7 @@ def test_routed_experts() -> None:
 def test_weights_by_handles() -> None:
     """Where the backend is `ipc`, the routes are there, and it unpickles what that is sent; else not, and said."""
     assert set(probed(info=config(transfer="ipc")).capabilities) == EVERYTHING | {"cuda_ipc"}
-    assert set(probed(info=config(transfer="nccl")).capabilities) == EVERYTHING
+    assert set(probed(info=config(transfer="nccl")).capabilities) == EVERYTHING | {"distributed"}
     without = as_reply({"paths": {path: {} for path in ROUTES if path != "/finish_weight_update"}})
     assert set(probed(info=config(transfer="ipc"), openapi=without).capabilities) == EVERYTHING
     refusing = probed(info=config(transfer="ipc", unpickles=False))

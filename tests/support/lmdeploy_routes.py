@@ -14,6 +14,7 @@ from aiohttp import web
 from tests.support import lmdeploy_wire as wire
 from tests.support.face import Face, as_json, body_of, cut, plain, reset_connection, twice
 from tests.support.faults import MANGLES, Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
+from tests.support.group_member import GroupMember
 from tests.support.lmdeploy_core import Call, Core
 from tests.support.lmdeploy_weights import Rank
 from tests.support.sglang_wire import Reply
@@ -58,6 +59,7 @@ class Routes(Core, Face):
         self.aborts: list[dict[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
         self.ranks = [Rank()]
+        self.member = GroupMember()
         self.clients: dict[Call, web.Request] = {}
         self.life = 0
         self.in_work = 0
@@ -88,6 +90,9 @@ class Routes(Core, Face):
             "/sleep": self._sleep,
             "/wakeup": self._wakeup,
             "/update_weights": self._update_weights,
+            "/init_weights_update_group": self._join_group,
+            "/update_weights_from_distributed": self._update_from_distributed,
+            "/destroy_weights_update_group": self._leave_group,
         }
         gets: dict[str, Handler] = {
             "/health": self._health,
@@ -282,6 +287,34 @@ class Routes(Core, Face):
                 return _uncaught()
         return as_json(None)
 
+    async def _join_group(self, request: web.Request) -> web.Response:
+        body = await body_of(request)
+        self.updates.append((request.path, body))
+        try:
+            await self.member.join(body, body["group_name"])
+        except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
+            return _told(str(error))
+        return _told(None)
+
+    async def _leave_group(self, request: web.Request) -> web.Response:
+        if not self.pytorch:
+            return as_json({"detail": "Not Implemented"}, 501)
+        name = (await body_of(request))["group_name"]
+        return _told(None if self.member.leave(name) else f"group {name!r} not initialized")
+
+    async def _update_from_distributed(self, request: web.Request) -> web.Response:
+        body = await body_of(request)
+        self.updates.append((request.path, body))
+        if self.fail_update:
+            return _told("Failed to update parameter online")
+        if body["names"]:
+            tensors = (body["names"], body["dtypes"], body["shapes"])
+            try:
+                await self.member.receive(body["group_name"], *tensors, flat=body["load_format"] is not None)
+            except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
+                return _told(str(error))
+        return _told(None)
+
     def _load(self, serialized: str | list[str], *, finished: bool) -> None:
         """Each rank reads its own of a list, and all of them the one string."""
         for index, rank in enumerate(self.ranks):
@@ -319,6 +352,10 @@ class Routes(Core, Face):
 def _problem(problem: wire.Problem) -> web.Response:
     status, payload = problem
     return as_json(payload, status)
+
+
+def _told(failure: str | None) -> web.Response:
+    return as_json({"success": failure is None, "message": failure or "Succeeded"}, 200 if failure is None else 400)
 
 
 def _uncaught() -> web.Response:

@@ -18,6 +18,7 @@ from aiohttp import web
 from tests.support import sglang_wire as wire
 from tests.support.face import Face, as_json, body_of, cut, plain, reset_connection, twice
 from tests.support.faults import MANGLES, Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
+from tests.support.group_member import GroupMember
 from tests.support.routing import Routing
 from tests.support.sglang_core import Call, Core
 from tests.support.sglang_weights import load
@@ -62,6 +63,7 @@ class Routes(Core, Face):
         super().__init__(slots=slots, weight_version=weight_version)
         self.told: dict[str, Any] = {}
         self.ranks: list[dict[str, torch.Tensor]] = [{}]
+        self.member = GroupMember()
         self.aborts: list[dict[str, Any]] = []
         self.updates: list[tuple[str, dict[str, Any]]] = []
         self.clients: dict[Call, web.Request] = {}
@@ -76,6 +78,9 @@ class Routes(Core, Face):
             "/continue_generation": self._continue,
             "/update_weights_from_disk": self._update_from_disk,
             "/update_weights_from_tensor": self._update_from_tensor,
+            "/init_weights_update_group": self._join_group,
+            "/update_weights_from_distributed": self._update_from_distributed,
+            "/destroy_weights_update_group": self._leave_group,
             "/begin_weight_update": self._begin_update,
             "/end_weight_update": self._end_update,
             "/update_weight_version": self._update_version,
@@ -271,6 +276,36 @@ class Routes(Core, Face):
             except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
                 return str(error)
         return None
+
+    async def _join_group(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        self.updates.append((request.path, body))
+        try:
+            await self.member.join(body, body["group_name"])
+        except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
+            return as_json({"success": False, "message": str(error)}, 400)
+        return as_json({"success": True, "message": "Succeeded to initialize custom process group."})
+
+    async def _leave_group(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        self.updates.append((request.path, body))
+        was = self.member.leave(body["group_name"])
+        return as_json({"success": was, "message": "" if was else "no such group"}, 200 if was else 400)
+
+    async def _update_from_distributed(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        failure: str | None = (
+            "update_weights_from_distributed must run between begin_weight_update() and end_weight_update()"
+        )
+        if self.update_open or not self.update_sessions:
+            tensors = (body["names"], body["dtypes"], body["shapes"])
+            try:
+                await self.member.receive(body["group_name"], *tensors, flat=body["load_format"] is not None)
+            except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
+                failure = str(error)
+            else:
+                failure = self._updated(request.path, body, body.get("weight_version"))
+        return as_json({"success": failure is None, "message": failure or "Success"}, 400 if failure else 200)
 
     async def _begin_update(self, _: web.Request) -> web.Response:
         if not self.update_sessions:

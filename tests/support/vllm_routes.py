@@ -17,6 +17,7 @@ from aiohttp import web
 from tests.support import vllm_wire as wire
 from tests.support.face import Face, as_json, body_of, cut, plain, reset_connection, twice
 from tests.support.faults import Cut, Fault, Hang, Mangled, Raw, Reset, Status, Twice
+from tests.support.group_member import GroupMember
 from tests.support.routing import Routing
 from tests.support.sglang_wire import Reply
 from tests.support.vllm_core import Call, Core, PauseMode
@@ -53,7 +54,6 @@ class Routes(Core, Face):
     processes: int
     experts: Routing | None = None
     lose_experts: bool = False
-    transfer: str | None = None
 
     def __init__(self, *, slots: int | None, context: int, weight_version: str) -> None:
         super().__init__(slots=slots, context=context, weight_version=weight_version)
@@ -62,6 +62,23 @@ class Routes(Core, Face):
         self.updates: list[tuple[str, dict[str, Any]]] = []
         self.clients: dict[Call, web.Request] = {}
         self.by_handles = Transfer("cpu", lambda whole: self.load(broken=not whole), self.set_version)
+        self.member = GroupMember()
+        self.transfer: str | None = None
+
+    def _transfers(self) -> dict[str, Handler]:
+        """The four routes of a weight transfer, by the backend it was started with."""
+        by_handles = self.by_handles.routes()
+        by_group: dict[str, Handler] = {
+            "/init_weight_transfer_engine": self._join_group,
+            "/start_weight_update": self._start_update,
+            "/update_weights": self._update_from_group,
+            "/finish_weight_update": self._finish_update,
+        }
+
+        async def chosen(request: web.Request) -> web.StreamResponse:
+            return await (by_handles if self.transfer == "ipc" else by_group)[request.path](request)
+
+        return dict.fromkeys(by_group, chosen)
 
     def application(self) -> web.Application:
         """Build the routes."""
@@ -75,7 +92,7 @@ class Routes(Core, Face):
             "/collective_rpc": self._rpc,
             "/reset_prefix_cache": self._reset_cache,
             "/update_weight_version": self._label,
-            **self.by_handles.routes(),
+            **self._transfers(),
         }
         gets: dict[str, Handler] = {
             "/health": self._health,
@@ -273,6 +290,36 @@ class Routes(Core, Face):
     async def _reset_cache(self, request: web.Request) -> web.Response:
         preempt = request.query.get("reset_running_requests", "false") == "true"
         return as_json({"success": self.reset_cache(preempt=preempt)})
+
+    async def _join_group(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        self.updates.append((request.path, body))
+        await self.member.join(body["init_info"], "vllm", warm_up=True)
+        return as_json({"message": "Weight transfer initialized"})
+
+    async def _start_update(self, request: web.Request) -> web.Response:
+        self.updates.append((request.path, {}))
+        return as_json({"message": "Weight update started"})
+
+    async def _update_from_group(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        self.updates.append((request.path, body))
+        if self.fail_update:
+            self.load(broken=True)
+            return as_json(wire.rpc_failed("Worker failed with error 'broken'"), 500)
+        info = body["update_info"]
+        try:
+            await self.member.receive("vllm", info["names"], info["dtype_names"], info["shapes"], flat=False)
+        except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
+            return as_json(wire.rpc_failed(str(error)), 500)
+        return as_json({"message": "Weights updated"})
+
+    async def _finish_update(self, request: web.Request) -> web.Response:
+        body = await body_of(request) or {}
+        self.updates.append((request.path, body))
+        self.load(broken=False)
+        self.set_version(body["weight_version"])
+        return as_json({"message": "Weight update finished"})
 
     async def _label(self, request: web.Request) -> web.Response:
         body = await body_of(request) or {}

@@ -51,8 +51,8 @@ GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 DEV_ROUTES = frozenset(
     {
         *("/pause", "/resume", "/is_paused", "/abort_requests", "/sleep", "/wake_up", "/is_sleeping"),
-        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
         *("/collective_rpc", "/server_info", "/reset_prefix_cache", "/update_weight_version", "/weight_info"),
+        *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
     }
 )
 """What comes with the development mode, as far as it is imitated."""

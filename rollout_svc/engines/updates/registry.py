@@ -4,6 +4,7 @@
 |---|---|---|---|
 | `shm` | the built-in engine alone | | |
 | `cuda_ipc` | yes, not the built-in one | where its weight transfer is `ipc` | PyTorch backend |
+| `distributed` | yes | started with `--weight-transfer-config` `nccl` | since 0.14, PyTorch |
 
 Invariant: what an engine was started for is in its capabilities; here is what its kind can do.
 """
@@ -13,6 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from rollout_svc.engines.updates.distributed import (
+    LMDeployDistributedUpdate,
+    SGLangDistributedUpdate,
+    VLLMDistributedUpdate,
+)
 from rollout_svc.engines.updates.lmdeploy import LMDeployUpdate
 from rollout_svc.engines.updates.protocol import EngineUpdate
 from rollout_svc.engines.updates.sglang import SGLangUpdate
@@ -26,6 +32,9 @@ _UPDATES: Final[dict[tuple[str, str], Callable[[], EngineUpdate]]] = {
     ("sglang", "cuda_ipc"): SGLangUpdate,
     ("vllm", "cuda_ipc"): VLLMUpdate,
     ("lmdeploy", "cuda_ipc"): LMDeployUpdate,
+    ("sglang", "distributed"): SGLangDistributedUpdate,
+    ("vllm", "distributed"): VLLMDistributedUpdate,
+    ("lmdeploy", "distributed"): LMDeployDistributedUpdate,
 }
 
 

@@ -31,11 +31,13 @@ class Engine(NamedTuple):
         engine_id: the service's name for it.
         dialect: what it speaks.
         ranks: tensor-parallel ranks.
+        since: when it came into traffic, by the service's clock: another time, another process, maybe.
     """
 
     engine_id: str
     dialect: str
     ranks: int
+    since: float = 0.0
 
 
 class Sender(Protocol):

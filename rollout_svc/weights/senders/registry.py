@@ -7,6 +7,7 @@ from typing import Final
 
 from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.weights.senders.cuda_ipc import CudaIpcSender
+from rollout_svc.weights.senders.distributed import DistributedSender
 from rollout_svc.weights.senders.protocol import Sender
 from rollout_svc.weights.senders.shared_memory import SharedMemorySender
 
@@ -15,6 +16,7 @@ __all__ = ["make_sender"]
 _SENDERS: Final[dict[Way, Callable[[int], Sender]]] = {
     "shm": SharedMemorySender,
     "cuda_ipc": CudaIpcSender,
+    "distributed": DistributedSender,
 }
 
 
