@@ -127,7 +127,7 @@ class Engine:
 
     def abort_all(self) -> None:
         """Abort everything in the scheduler."""
-        self._abort_jobs(lambda _: True)
+        self._abort_jobs(lambda _: True, urgent=True)
 
     async def pause(self, mode: PauseMode = "abort") -> None:
         """Close the door until `resume`, and stop what is inside. Idempotent.
@@ -147,7 +147,8 @@ class Engine:
             scheduler.thaw()
 
         self.door.pause(frozen=mode != "abort")
-        await self.thread.call({"abort": end, "in_place": scheduler.freeze, "retract": scheduler.retract}[mode])
+        stop = {"abort": end, "in_place": scheduler.freeze, "retract": scheduler.retract}[mode]
+        await self.thread.call(stop, urgent=True)
         if mode == "abort":
             await self.door.emptied()
 
@@ -219,7 +220,7 @@ class Engine:
         """Abort everything, let changes of weights complete, and end the thread. Idempotent."""
         self._closing = True
         self.door.turn_away(lambda _: True)
-        self.thread.post(lambda: self._scheduler.end(lambda _: True))
+        self.thread.post(lambda: self._scheduler.end(lambda _: True), urgent=True)
         if self._owned:
             await asyncio.wait(self._owned)
         await self.thread.close()
@@ -255,8 +256,8 @@ class Engine:
     def _turned_away(self, job: Job) -> Outcome:
         return Outcome(job, {"type": "abort", "message": "Abort in waiting queue"}, "waiting", self.version)
 
-    def _abort_jobs(self, chosen: Callable[[Job], bool]) -> None:
-        self.thread.post(lambda: self._scheduler.abort(chosen))
+    def _abort_jobs(self, chosen: Callable[[Job], bool], *, urgent: bool = False) -> None:
+        self.thread.post(lambda: self._scheduler.abort(chosen), urgent=urgent)
 
     async def _load(self, path: str, version: str | None, *, abort_running: bool) -> None:
         model = self._scheduler.model
@@ -269,7 +270,7 @@ class Engine:
                 self._scheduler.relabel(version)
 
         if abort_running:
-            self._abort_jobs(lambda _: True)
+            self._abort_jobs(lambda _: True, urgent=True)
         async with self.door.exclusively():
             await self.thread.call(swap)
 
