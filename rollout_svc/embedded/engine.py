@@ -178,29 +178,29 @@ class Engine:
         """
         await self._complete(self._load(path, version, abort_running=abort_running))
 
-    async def begin_update(self, manifest: Any, *, finite: bool) -> None:
+    async def begin_update(self, manifest: Any, *, finite: bool, update: str | None = None) -> None:
         """Begin an update in buckets; see `Updating.begin`. Requests run on."""
         async with self._staging:
-            self._updating.begin(manifest, finite=finite)
+            self._updating.begin(manifest, finite=finite, update=update)
 
     async def receive_bucket(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket beside the weights, in a thread; see `Updating.receive`. Requests run on."""
-        async with self._staging:
-            return await asyncio.to_thread(self._updating.receive, call)
+        return await self._complete(self._receive_bucket(call))
 
-    async def end_update(self, version: str | None) -> None:
+    async def end_update(self, version: str | None, update: str | None = None) -> None:
         """Swap what was staged in, and label it, where nothing runs or what runs is frozen; see `Updating.finish`.
 
         Raises:
             WeightsError: Tensors are missing; nothing has changed.
+            BucketError: No update of this name is open.
             EngineDiedError: The engine has ended.
         """
-        await self._complete(self._end_update(version))
+        await self._complete(self._end_update(version, update))
 
-    async def abandon_update(self) -> None:
-        """Forget an update that is under way. Idempotent."""
+    async def abandon_update(self, update: str | None = None) -> None:
+        """Forget an update that is under way; with a name, this one alone. Idempotent."""
         async with self._staging:
-            self._updating.abandon()
+            self._updating.abandon(update)
 
     async def relabel(self, version: str, *, abort_running: bool) -> None:
         """Name the weights anew, after aborting everything in flight if so asked.
@@ -274,10 +274,13 @@ class Engine:
         async with self.door.exclusively():
             await self.thread.call(swap)
 
-    async def _end_update(self, version: str | None) -> None:
+    async def _receive_bucket(self, call: Mapping[str, Any]) -> int:
+        async with self._staging:  # held for as long as the thread runs, whoever has left
+            return await asyncio.to_thread(self._updating.receive, call)
+
+    async def _end_update(self, version: str | None, update: str | None) -> None:
         def swap() -> None:
-            self._updating.finish()
-            if version is not None:
+            if self._updating.finish(update) and version is not None:
                 self._scheduler.relabel(version)
 
         async with self._staging, self.door.exclusively():
