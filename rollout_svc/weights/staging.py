@@ -6,7 +6,7 @@ for each of them, all at once, and the next bucket is asked for when each has th
 | call | body | answer |
 |---|---|---|
 | `/begin` | `{version, engines: [{id, dialect, ranks}]}` | `{manifest?, check_finite?, openings?: {id: {…}}}` |
-| `/next` | `{}` | `{bodies: {id: {…}} or null, bytes, flatten_s}` |
+| `/next` | `{bucket}`, counted from 0 | `{bodies: {id: {…}} or null, bytes, flatten_s}` |
 | `/end` | `{whole}` | anything |
 
 Invariants:
@@ -150,7 +150,8 @@ class Staging:
     async def _next(self, publisher: Endpoint, phases: Phases) -> dict[str, Any]:
         """The next bucket; it says itself for how long it was flattened."""
         asked = asyncio.get_running_loop().time()
-        answer = await self._ask(publisher, "/next", {})
+        # By its number: a call whose connection was closed is made once more, and must not skip a bucket.
+        answer = await self._ask(publisher, "/next", {"bucket": phases.buckets})
         took_s = asyncio.get_running_loop().time() - asked
         flatten_s = min(float(answer.get("flatten_s", 0.0)), took_s)
         phases.add("flatten", flatten_s)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from rollout_svc.engines.calls import Call, Reply
 from rollout_svc.engines.parsing import check_status
@@ -22,13 +22,13 @@ from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.weights.bucket import FlattenedBucket
 from rollout_svc.weights.payloads import sglang
 from rollout_svc.weights.payloads.lmdeploy import LMDeployRound
+from rollout_svc.weights.threads import off_loop
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Ask", "update_lmdeploy", "update_sglang"]
 
-T = TypeVar("T")
 Named = tuple[str, "torch.Tensor"]
 Ask = Callable[[Call], Awaitable[Reply]]
 """Makes a call at the engine, in bounded time; raises WorkerFailure where it is not answered."""
@@ -62,8 +62,8 @@ async def update_sglang(ask: Ask, buckets: Iterable[Sequence[Named]], version: i
         while following is not None:
             tensors, last = following
             # Held until the answer: the payloads say where it lies.
-            bucket = await _off_loop(partial(FlattenedBucket.pack, tensors, "bytes"))
-            payloads = [await _off_loop(partial(sglang.payload, bucket)) for _ in range(ranks)]
+            bucket = await off_loop(partial(FlattenedBucket.pack, tensors, "bytes"))
+            payloads = [await off_loop(partial(sglang.payload, bucket)) for _ in range(ranks)]
             done(await ask(sglang.update_call(payloads, version=version if last else None)))
             following = next(coming, None)
     except BaseException:
@@ -89,7 +89,7 @@ async def update_lmdeploy(ask: Ask, sender: LMDeployRound, buckets: Iterable[Seq
     sent = False
     for tensors, last in _with_last(buckets):
         try:
-            call = await _off_loop(partial(sender.bucket, tensors, finished=last))
+            call = await off_loop(partial(sender.bucket, tensors, finished=last))
             check_status(await ask(call))
         except BaseException:
             sender.failed()
@@ -124,13 +124,3 @@ def _with_last(buckets: Iterable[Sequence[Named]]) -> Iterator[tuple[Sequence[Na
         following = next(coming, None)
         yield held, following is None
         held = following
-
-
-async def _off_loop(work: Callable[[], T]) -> T:
-    """Do it in a thread; where the caller is cancelled the thread is waited for, for it writes to buffers."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        raise
