@@ -51,6 +51,8 @@ class Engine:
         self._closing = False
         self._updating = Updating(scheduler.model)
         self._staging = asyncio.Lock()
+        self._pauses = 0
+        self._resumed = 0  # pauses before this one are over
 
     def __repr__(self) -> str:
         return f"<Engine in_flight={len(self._in_flight)} {self.door!r} {self.thread!r}>"
@@ -147,6 +149,7 @@ class Engine:
             scheduler.thaw()
 
         self.door.pause(frozen=mode != "abort")
+        self._pauses += 1
         stop = {"abort": end, "in_place": scheduler.freeze, "retract": scheduler.retract}[mode]
         await self.thread.call(stop, urgent=True)
         if mode == "abort":
@@ -159,7 +162,10 @@ class Engine:
             EngineDiedError: The engine has ended.
         """
         self.door.resume()
-        await self.thread.call(self._scheduler.thaw)
+        pauses = self._pauses
+        if self._resumed < pauses:  # else it would wait for a step, for nothing
+            await self.thread.call(self._scheduler.thaw)
+            self._resumed = max(self._resumed, pauses)
 
     async def load(self, path: str, version: str | None, *, abort_running: bool) -> None:
         """Replace the weights by those of a file, and their label if one is given.

@@ -111,6 +111,29 @@ async def test_a_pause_waits_for_no_step(mode: PauseMode) -> None:
         await engine.close()
 
 
+async def test_what_is_not_paused_is_resumed_at_once() -> None:
+    """P1: a resume that finds nothing paused waits for no step, and has none given up, however often it comes."""
+    made = Stuck()
+    engine = Engine(made)
+    engine.start()
+    try:
+        answer = asyncio.get_running_loop().create_task(engine.generate(job("a")), name="answer")
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.to_thread(made.inside.wait)
+            await engine.resume()
+            assert not made.given_up()
+            await engine.pause("in_place")
+            made.inside.clear()
+            await engine.resume()
+            assert not made.frozen
+            await asyncio.to_thread(made.inside.wait)
+            engine.abort_all()
+            assert (await answer).finish_reason["type"] == "abort"
+    finally:
+        made.left.set()
+        await engine.close()
+
+
 def test_a_large_model_takes_one_prompt_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """P1: what is taken in at one step is bounded by its work, so an abort waits for one prompt and not for all."""
     monkeypatch.setattr(scheduling, "PREFILL_WORK", 1)
