@@ -132,7 +132,7 @@ def attach(name: str, shape: tuple[int, ...], dtype: str, folder: Path = _FOLDER
 
 def own_prefix(prefix: str) -> str:
     """Begin the names of this process's segments, so that others can tell when they are nobody's any more."""
-    return f"{prefix}{os.getpid()}-{_life(os.getpid())}-"
+    return f"{prefix}{os.getpid()}-{_started(os.getpid())}-{_namespace()}-"
 
 
 def sweep(folder: Path, prefix: str) -> None:
@@ -142,21 +142,16 @@ def sweep(folder: Path, prefix: str) -> None:
     """
     for path in folder.glob(f"{prefix}*"):
         pid, _, rest = path.name.removeprefix(prefix).partition("-")
-        life = rest.partition("-")[0]
-        if not pid.isdigit() or life.partition(".")[2] != _namespace():  # it is not of this prefix, or not of here
+        started, _, rest = rest.partition("-")
+        if not pid.isdigit() or rest.partition("-")[0] != _namespace():  # it is not of this prefix, or not of here
             continue
-        if _life(int(pid)) != life:
+        if _started(int(pid)) != started:
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
 def _bytes_of(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-
-
-def _life(pid: int) -> str:
-    """Which process had a number when: another one, or one that is numbered by another container, has another."""
-    return f"{_started(pid)}.{_namespace()}"
 
 
 @cache

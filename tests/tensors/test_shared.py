@@ -85,8 +85,8 @@ def test_what_a_killed_process_left_goes_with_the_next_store(tmp_path: Path) -> 
 
 def test_what_another_container_has_there_stays(tmp_path: Path) -> None:
     """P27: it may share the folder and number its processes itself: a number that is nobody's here is somebody's."""
-    made = own_prefix("rollout-svc-").removesuffix("-").rpartition(".")
-    theirs, dead = (f"rollout-svc-{2**22 + 1}-7.{namespace}-ab-0" for namespace in ("1", made[2]))
+    here = own_prefix("").split("-")[2]
+    theirs, dead = (f"rollout-svc-{2**22 + 1}-7-{namespace}-ab-0" for namespace in ("1", here))
     for name in (theirs, dead):
         (tmp_path / name).touch()
     SharedStore(tmp_path).close()

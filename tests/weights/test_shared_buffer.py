@@ -236,8 +236,7 @@ def test_a_closed_slab_has_no_name(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_goes_with_the_next_slab(tmp_path: Path) -> None:
     """P30: a trainer that is killed leaves its buffer until another is made on its machine; a living one's stays."""
-    namespace = own_prefix("").removesuffix("-").rpartition(".")[2]
-    left = tmp_path / f"{slab.PREFIX}1-0.{namespace}-ab"
+    left = tmp_path / f"{slab.PREFIX}1-0-{own_prefix('').split('-')[2]}-ab"
     left.touch()
     with SharedSlab(64, tmp_path) as living, SharedSlab(64, tmp_path) as other:
         assert {path.name for path in tmp_path.iterdir()} == {living.name, other.name}
