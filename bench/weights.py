@@ -212,6 +212,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
+    if rounds < 1:
+        parser.error(f"--rounds: expected at least 1, not {rounds}")
     points = [measure_flatten(half_a_billion(), rounds)]
     flags = ("engine", "--model", "wide", "--port", "0")
     with Child("rollout_svc", *flags, ready="engine.ready", timeout_s=ENGINE_START_S) as engine:

@@ -187,6 +187,18 @@ def test_a_bucket_is_not_overwritten_before_its_answer() -> None:
         send.finish()
 
 
+def test_an_end_that_was_not_answered_is_no_end() -> None:
+    """P26: the engine has dropped the buffer, or has not: nothing is sent before one or the other is said."""
+    send = LMDeployRound(event=Shared())
+    send.bucket(full(1))
+    send.answered()
+    send.finish()
+    with pytest.raises(RuntimeError, match="not answered yet"):
+        send.bucket(full(2))
+    send.failed()
+    assert sent(send.bucket(full(2))).keys() == ONCE
+
+
 def test_an_empty_bucket_says_that_nothing_follows() -> None:
     """P26: it is sent with `finished` and with nothing else; the engine drops what it kept."""
     shared = Shared()

@@ -138,8 +138,8 @@ class LMDeployRound:
         self._open, self._last = None, False
 
     def _refuse_open(self) -> None:
-        if self._open is not None:
-            raise RuntimeError("the last bucket was not answered yet: its buffer may still be read")
+        if self._open is not None or self._last:
+            raise RuntimeError("the last call was not answered yet: its buffer may still be read")
 
     def _pack(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[FlattenedBucket, int]:
         """Write into this dtype's buffer, or a new one where it is too small."""
