@@ -12,8 +12,8 @@ Case `alloc`: bytes of buffer that all updates after the first have newly alloca
 The floor is the bytes that one of them moves.
 
 Case `keep`: an update of the same bytes amid requests that the engine has frozen: from the word of the pause that they
-stand to the answer of the resume, in seconds. Until that word the engine makes tokens: the step it is in, which takes
-this one a second where it is a prefill, is printed and not counted. The floor is the transfer in the same update alone:
+stand to the answer of the resume, in seconds. Until that word the engine makes tokens, or gives up the step it is in:
+that is printed and not counted. The floor is the transfer in the same update alone:
 from when the publisher is asked what will come to when every engine has the last bucket.
 Case `ipc`, where there is a CUDA device and left out with a word elsewhere: the same tensors as of `flatten`, on the
 device, in buckets of 256 MiB through LMDeploy's persistent buffer and event into another process that copies them to
@@ -200,7 +200,7 @@ async def measure_updates(service: Served, engine: str, rounds: int) -> list[Poi
             await updates.keep()
         keep_s, transfer_s = median(updates.keep_s), median(updates.transfer_s)
         progress(
-            f"keep: {keep_s * 1e3:.0f} ms over {transfer_s * 1e3:.0f} ms; before it the engine ended its step in "
+            f"keep: {keep_s * 1e3:.0f} ms over {transfer_s * 1e3:.0f} ms; before it the engine came to a stand in "
             f"{median(updates.freeze_s) * 1e3:.0f} ms"
         )
         grown = await updates.allocated() - before
@@ -216,6 +216,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
+    if rounds < 1:
+        parser.error(f"--rounds: expected at least 1, not {rounds}")
     points = [measure_flatten(half_a_billion(), rounds), *measure_ipc(half_a_billion, rounds)]
     flags = ("engine", "--model", "wide", "--port", "0")
     with Child("rollout_svc", *flags, ready="engine.ready", timeout_s=ENGINE_START_S) as engine:

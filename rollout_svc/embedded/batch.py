@@ -4,6 +4,7 @@ Invariants:
 - Running jobs occupy rows 0 to n - 1, in the order of `jobs`; a leaver's row is filled by the last one.
 - A job's row holds the keys and values of its prompt and of all its output but the last token.
 - After `remove` a row is free: nothing of a job that left is ever read again.
+- A `join` or an `advance` that is given up changes nothing: it can be made again, also under other weights.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from rollout_svc.embedded.routing import RoutingTable
 from rollout_svc.embedded.sampling import SamplingRows, draw_uniforms, sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from rollout_svc.embedded.job import Job
@@ -26,11 +29,11 @@ if TYPE_CHECKING:
 class Batch:
     """Up to `rows` jobs decoded together. Used from one thread, under `torch.inference_mode()`."""
 
-    def __init__(self, model: TinyTransformer, rows: int) -> None:
+    def __init__(self, model: TinyTransformer, rows: int, given_up: Callable[[], bool] = lambda: False) -> None:
         self.rows = rows
         self.jobs: list[Job] = []
         self._vocab_size = model.config.vocab_size
-        self._forward = CachedForward(model, rows)
+        self._forward = CachedForward(model, rows, given_up)
         self._uniforms = torch.zeros(self._forward.rows, model.config.context)
         self._routing = RoutingTable(model.config, self._forward.rows, padded_length(model.config.context))
         self._row_index = torch.arange(self._forward.rows)
@@ -52,6 +55,9 @@ class Batch:
 
         Returns:
             For each job, its token and the token's log-probability.
+
+        Raises:
+            GivenUpError: none has joined.
         """
         first = len(self.jobs)
         logits, routing = self._forward.prefill([job.tokens for job in jobs], first)
@@ -71,6 +77,9 @@ class Batch:
 
         Returns:
             For each of `jobs`, its token and the token's log-probability.
+
+        Raises:
+            GivenUpError: nobody has a token more.
         """
         ids, positions, settings = self._columns or self._stack()
         count = len(self.jobs)

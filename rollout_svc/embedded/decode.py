@@ -8,17 +8,22 @@ Invariants:
   own length only. More threads split the sums by the size of the batch.
 - The routing that is returned is the one that gave the logits; of a mixture of experts, every block's.
 - Weights are read through the model's own parameters: whoever writes those in place changes the next step.
+- A pass that is given up half-way is as if it had never begun: what it wrote lies where only its repetition writes, and
+  nothing reads there before.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rollout_svc.embedded.model import Block, TinyTransformer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIN_ROWS: Final = 4
 """Fewest rows a matrix product is given."""
@@ -37,18 +42,33 @@ def padded_length(tokens: int) -> int:
     return -(-tokens // LENGTH_STEP) * LENGTH_STEP
 
 
+class GivenUpError(Exception):
+    """Raised when a forward pass was given up half-way."""
+
+
 class CachedForward:
     """Computes logits for rows of a key-value cache that it owns.
 
     Callers run it under `torch.inference_mode()`, from one thread.
     """
 
-    __slots__ = ("_heads", "_keys", "_kv", "_layers", "_model", "_places", "_row_index", "_scale", "_values", "rows")
+    __slots__ = (
+        *("_given_up", "_heads", "_keys", "_kv", "_layers", "_model", "_places", "_row_index", "_scale", "_values"),
+        "rows",
+    )
 
-    def __init__(self, model: TinyTransformer, rows: int) -> None:
+    def __init__(self, model: TinyTransformer, rows: int, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Make an empty cache.
+
+        Args:
+            model: whose logits they are.
+            rows: of the cache.
+            given_up: whether the pass under way is wanted no more; asked several times in each block.
+        """
         config = model.config
         length = padded_length(config.context)
         self._model = model
+        self._given_up = given_up
         self.rows = max(rows, MIN_ROWS)
         self._heads = config.heads
         self._scale = config.head_width**-0.5
@@ -70,6 +90,9 @@ class CachedForward:
 
         Returns:
             float32[len(prompts), vocab_size], and for each block of experts int64[len(prompts), padded length, top_k].
+
+        Raises:
+            GivenUpError: the rows hold nothing.
         """
         count = len(prompts)
         length = padded_length(len(prompts[0]))
@@ -80,10 +103,11 @@ class CachedForward:
         hidden = model.tokens.weight[ids] + model.positions.weight[places]
         routing: Routing = []
         for layer, kv in zip(self._layers, self._kv, strict=True):
+            self._go_on()
             qkv = layer.qkv(hidden).view(count, length, 3, heads, -1).permute(2, 0, 3, 1, 4)
             kv[:, rows, :, :length] = qkv[1:]
             mixed = functional.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
-            hidden = layer.finish(hidden, mixed.transpose(1, 2).reshape(count, length, -1), routing)
+            hidden = layer.finish(hidden, mixed.transpose(1, 2).reshape(count, length, -1), routing, self._go_on)
         ends = hidden[self._row_index[:count], last]
         if count < MIN_ROWS:
             ends = torch.cat([ends, ends.new_zeros(MIN_ROWS - count, ends.shape[1])])
@@ -99,6 +123,9 @@ class CachedForward:
 
         Returns:
             float32[R, vocab_size], and for each block of experts int64[R, top_k].
+
+        Raises:
+            GivenUpError: the rows hold what they held.
         """
         model, heads, count = self._model, self._heads, ids.shape[0]
         length = padded_length(longest + 1)
@@ -110,19 +137,24 @@ class CachedForward:
         bias = bias.expand(count, heads, 1, length).reshape(flat, 1, length)
         routing: Routing = []
         for index, layer in enumerate(self._layers):
+            self._go_on()
             qkv = layer.qkv(hidden).view(count, 3, heads, -1)
             self._kv[index][:, rows, :, positions] = qkv[:, 1:]
             query = qkv[:, 0].reshape(flat, 1, -1)
             keys = self._keys[index][:flat, :length].transpose(1, 2)
             weights = torch.softmax(torch.baddbmm(bias, query, keys, alpha=self._scale), dim=-1)
             mixed = torch.bmm(weights, self._values[index][:flat, :length])
-            hidden = layer.finish(hidden, mixed.view(count, -1), routing)
+            hidden = layer.finish(hidden, mixed.view(count, -1), routing, self._go_on)
         return self._logits(hidden), routing
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` places of one row over another's."""
         for kv in self._kv:
             kv[:, target, :, :length] = kv[:, source, :, :length]
+
+    def _go_on(self) -> None:
+        if self._given_up():
+            raise GivenUpError
 
     def _logits(self, hidden: Tensor) -> Tensor:
         norm = self._model.norm
@@ -153,12 +185,15 @@ class _LayerWeights:
         normed = functional.layer_norm(hidden, self._shape, norm_weight, norm_bias, self._eps)
         return functional.linear(normed, weight, bias)
 
-    def finish(self, hidden: Tensor, mixed: Tensor, routing: Routing) -> Tensor:
+    def finish(self, hidden: Tensor, mixed: Tensor, routing: Routing, go_on: Callable[[], None]) -> Tensor:
         """Add the attention's output and the feed-forward's to the residual; appends the experts taken to `routing`."""
+        go_on()
         hidden = hidden + functional.linear(mixed, *self._project)
         normed = functional.layer_norm(hidden, self._shape, *self._feed, self._eps)
         if self._experts is None:
-            fed = functional.linear(functional.gelu(functional.linear(normed, *self._expand)), *self._contract)
+            expanded = functional.gelu(functional.linear(normed, *self._expand))
+            go_on()
+            fed = functional.linear(expanded, *self._contract)
         else:
             fed, chosen = self._experts(normed)
             routing.append(chosen)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from rollout_svc.embedded.door import Door
-from rollout_svc.embedded.groups import Groups, detached
+from rollout_svc.embedded.groups import Groups, Received, detached
 from rollout_svc.embedded.job import Outcome
 from rollout_svc.embedded.model import read_weights, write_weights
 from rollout_svc.embedded.receiving import BucketError
@@ -55,6 +55,8 @@ class Engine:
         self._staging = asyncio.Lock()
         self._groups = Groups()
         self._named: str | None = None  # the label that came with a bucket of the update under way
+        self._pauses = 0
+        self._resumed = 0  # pauses before this one are over
 
     def __repr__(self) -> str:
         return f"<Engine in_flight={len(self._in_flight)} {self.door!r} {self.thread!r}>"
@@ -131,7 +133,7 @@ class Engine:
 
     def abort_all(self) -> None:
         """Abort everything in the scheduler."""
-        self._abort_jobs(lambda _: True)
+        self._abort_jobs(lambda _: True, urgent=True)
 
     async def pause(self, mode: PauseMode = "abort") -> None:
         """Close the door until `resume`, and stop what is inside. Idempotent.
@@ -151,7 +153,9 @@ class Engine:
             scheduler.thaw()
 
         self.door.pause(frozen=mode != "abort")
-        await self.thread.call({"abort": end, "in_place": scheduler.freeze, "retract": scheduler.retract}[mode])
+        self._pauses += 1
+        stop = {"abort": end, "in_place": scheduler.freeze, "retract": scheduler.retract}[mode]
+        await self.thread.call(stop, urgent=True)
         if mode == "abort":
             await self.door.emptied()
 
@@ -162,7 +166,10 @@ class Engine:
             EngineDiedError: The engine has ended.
         """
         self.door.resume()
-        await self.thread.call(self._scheduler.thaw)
+        pauses = self._pauses
+        if self._resumed < pauses:  # else it would wait for a step, for nothing
+            await self.thread.call(self._scheduler.thaw)
+            self._resumed = max(self._resumed, pauses)
 
     async def load(self, path: str, version: str | None, *, abort_running: bool) -> None:
         """Replace the weights by those of a file, and their label if one is given.
@@ -181,16 +188,15 @@ class Engine:
         """
         await self._complete(self._load(path, version, abort_running=abort_running))
 
-    async def begin_update(self, manifest: Any, *, finite: bool) -> None:
+    async def begin_update(self, manifest: Any, *, finite: bool, update: str | None = None) -> None:
         """Begin an update in buckets; see `Updating.begin`. Requests run on."""
         async with self._staging:
-            self._updating.begin(manifest, finite=finite)
+            self._updating.begin(manifest, finite=finite, update=update)
             self._named = None
 
     async def receive_bucket(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket beside the weights, in a thread; see `Updating.receive`. Requests run on."""
-        async with self._staging:
-            return await asyncio.to_thread(self._updating.receive, call)
+        return await self._complete(self._receive_bucket(call))
 
     async def join_group(self, call: Mapping[str, Any]) -> None:
         """Join the group of a trainer; see `Groups.join`. Requests run on."""
@@ -216,27 +222,22 @@ class Engine:
             raise BucketError("no update was begun here")
         # Not under the lock: whoever ends the update, or begins another, does not wait for a trainer that hangs.
         received = await detached("group-receive", lambda: self._groups.receive(call))
-        async with self._staging:
-            if self._updating.begun != begun:
-                raise BucketError("the update ended while the bucket was on its way")
-            count = await asyncio.to_thread(self._updating.stage, received.tensors)
-            self._groups.give_back(received)
-            self._named = version or self._named
-            return count
+        return await self._complete(self._stage_broadcast(received, begun, version))
 
-    async def end_update(self, version: str | None) -> None:
+    async def end_update(self, version: str | None, update: str | None = None) -> None:
         """Swap what was staged in, and label it, where nothing runs or what runs is frozen; see `Updating.finish`.
 
         Raises:
             WeightsError: Tensors are missing; nothing has changed.
+            BucketError: No update of this name is open.
             EngineDiedError: The engine has ended.
         """
-        await self._complete(self._end_update(version))
+        await self._complete(self._end_update(version, update))
 
-    async def abandon_update(self) -> None:
-        """Forget an update that is under way. Idempotent."""
+    async def abandon_update(self, update: str | None = None) -> None:
+        """Forget an update that is under way; with a name, this one alone. Idempotent."""
         async with self._staging:
-            self._updating.abandon()
+            self._updating.abandon(update)
 
     async def relabel(self, version: str, *, abort_running: bool) -> None:
         """Name the weights anew, after aborting everything in flight if so asked.
@@ -256,7 +257,7 @@ class Engine:
         """Abort everything, let changes of weights complete, and end the thread. Idempotent."""
         self._closing = True
         self.door.turn_away(lambda _: True)
-        self.thread.post(lambda: self._scheduler.end(lambda _: True))
+        self.thread.post(lambda: self._scheduler.end(lambda _: True), urgent=True)
         await asyncio.to_thread(self._groups.close)
         if self._owned:
             await asyncio.wait(self._owned)
@@ -293,8 +294,8 @@ class Engine:
     def _turned_away(self, job: Job) -> Outcome:
         return Outcome(job, {"type": "abort", "message": "Abort in waiting queue"}, "waiting", self.version)
 
-    def _abort_jobs(self, chosen: Callable[[Job], bool]) -> None:
-        self.thread.post(lambda: self._scheduler.abort(chosen))
+    def _abort_jobs(self, chosen: Callable[[Job], bool], *, urgent: bool = False) -> None:
+        self.thread.post(lambda: self._scheduler.abort(chosen), urgent=urgent)
 
     async def _load(self, path: str, version: str | None, *, abort_running: bool) -> None:
         model = self._scheduler.model
@@ -307,13 +308,27 @@ class Engine:
                 self._scheduler.relabel(version)
 
         if abort_running:
-            self._abort_jobs(lambda _: True)
+            self._abort_jobs(lambda _: True, urgent=True)
         async with self.door.exclusively():
             await self.thread.call(swap)
 
-    async def _end_update(self, version: str | None) -> None:
+    async def _receive_bucket(self, call: Mapping[str, Any]) -> int:
+        async with self._staging:  # held for as long as the thread runs, whoever has left
+            return await asyncio.to_thread(self._updating.receive, call)
+
+    async def _stage_broadcast(self, received: Received, begun: int, version: str | None) -> int:
+        async with self._staging:  # held for as long as the thread runs, whoever has left
+            if self._updating.begun != begun:
+                raise BucketError("the update ended while the bucket was on its way")
+            count = await asyncio.to_thread(self._updating.stage, received.tensors)
+            self._groups.give_back(received)
+            self._named = version or self._named
+            return count
+
+    async def _end_update(self, version: str | None, update: str | None) -> None:
         def swap() -> None:
-            self._updating.finish()
+            if not self._updating.finish(update):
+                return
             label = version if version is not None else self._named
             if label is not None:
                 self._scheduler.relabel(label)

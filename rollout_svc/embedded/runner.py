@@ -1,7 +1,8 @@
 """The engine's thread: it owns the scheduler, and the event loop talks to it by messages.
 
 Invariants:
-- The scheduler is touched by this thread alone; commands run in the order they were posted, between two steps.
+- The scheduler is touched by this thread alone; commands run in the order they were posted, between two steps. One that
+  is urgent does not wait for a step under way: that is given up.
 - Each submitted job's future gets its outcome exactly once, in the event loop, or the error that ended the thread.
 - While nothing runs the thread sleeps; a command wakes it.
 - Watchers hear of a step after it was taken. However many steps the loop was late for, it is told of them once.
@@ -40,6 +41,9 @@ class EngineThread:
         self.scheduler = scheduler
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
+        self._urgent = 0  # commands that were posted so, counted by the loop
+        self._served = 0  # of those, counted by the thread
+        scheduler.given_up = lambda: self._urgent != self._served
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._pending: set[asyncio.Future[Outcome]] = set()
         self._calls: set[asyncio.Future[Any]] = set()
@@ -97,12 +101,17 @@ class EngineThread:
         finally:
             del self._watchers[future]
 
-    def post(self, command: Callable[[], object]) -> None:
+    def post(self, command: Callable[[], object], *, urgent: bool = False) -> None:
         """Have the thread run a command between two steps; an error in it ends the thread."""
-        self._inbox.put(lambda: (command(), None)[1])
+        self._put(lambda: (command(), None)[1], urgent=urgent)
 
-    async def call(self, command: Callable[[], T]) -> T:
+    async def call(self, command: Callable[[], T], *, urgent: bool = False) -> T:
         """Have the thread run a command between two steps, and return what it returns or raise what it raises.
+
+        Args:
+            command: what to do.
+            urgent: give up the step under way, to be made again: for what stops all steps. Where others could go on,
+                who often calls so would keep them from it.
 
         Raises:
             EngineDiedError: The thread has ended.
@@ -121,7 +130,7 @@ class EngineThread:
 
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)
-        self._inbox.put(run)
+        self._put(run, urgent=urgent)
         return await future
 
     async def close(self) -> None:
@@ -130,6 +139,18 @@ class EngineThread:
             self._inbox.put(None)
             await asyncio.to_thread(self._thread.join, JOIN_TIMEOUT_S)
         self._bury(EngineDiedError("the engine is closed"))
+
+    def _put(self, command: Callable[[], None], *, urgent: bool) -> None:
+        if not urgent:
+            self._inbox.put(command)
+            return
+
+        def run() -> None:
+            self._served += 1
+            command()
+
+        self._urgent += 1  # first: the step that is given up must be the one under way
+        self._inbox.put(run)
 
     def _check(self) -> None:
         if self._dead is not None:

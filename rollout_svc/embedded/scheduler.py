@@ -2,7 +2,8 @@
 
 Invariants:
 - Every submitted job leaves through exactly one `Outcome`.
-- New jobs join, aborts take effect, and labels and weights change only between steps, never within one.
+- New jobs join, aborts take effect, and labels and weights change only between steps, never within one. A step that
+  is given up for such a change ends early: what it has not done yet, a later one does.
 - No job waits while a row is free, unless this step's prefill budget is spent; jobs start in the order they came.
 - With nothing running and nothing waiting, every row is free.
 - While frozen no step is taken: rows keep their jobs, keys and values, the queue its order. An abort of a job in a row
@@ -16,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from rollout_svc.embedded.batch import Batch
-from rollout_svc.embedded.decode import padded_length
+from rollout_svc.embedded.decode import GivenUpError, padded_length
 from rollout_svc.embedded.job import Outcome
 
 if TYPE_CHECKING:
@@ -32,19 +33,30 @@ FIRST_VERSION: Final = "default"
 PREFILL_TOKENS: Final = 2048
 """Padded prompt tokens taken in at one step: bounds how long running jobs, and aborts, wait for newcomers."""
 
+PREFILL_WORK: Final = 2**33
+"""Tokens times parameters taken in at one step, of models for which that is fewer tokens: some tenths of a second on
+one core. One prompt is taken in any case."""
+
 
 class Scheduler:
-    """Runs jobs on one model. Used from one thread, under `torch.inference_mode()`."""
+    """Runs jobs on one model. Used from one thread, under `torch.inference_mode()`.
+
+    Attributes:
+        given_up: Whether the step under way is to end early; while it says so no step does anything.
+    """
 
     def __init__(self, model: TinyTransformer, vocabulary: Vocabulary, *, max_running: int) -> None:
         self.model = model
         self.version = FIRST_VERSION
-        self.batch = Batch(model, max_running)
+        self.given_up: Callable[[], bool] = lambda: False
+        self.batch = Batch(model, max_running, lambda: self.given_up())  # noqa: PLW0108 - another may be set
         self.waiting: deque[Job] = deque()
         self.frozen = False
         self.generated_tokens = 0
         self._vocabulary = vocabulary
         self._ended: list[Outcome] = []
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._prefill_tokens = min(PREFILL_TOKENS, PREFILL_WORK // parameters)
 
     def __repr__(self) -> str:
         state = "frozen" if self.frozen else "going"
@@ -129,14 +141,22 @@ class Scheduler:
             job.marks.append((version, len(job.ids)))
 
     def step(self) -> None:
-        """Take newcomers in, then advance every running job by one token."""
-        for jobs in self._newcomers():
-            first = len(self.batch.jobs)
-            for job in jobs:
-                job.marks.append((self.version, len(job.ids)))
-            self._append(jobs, *self.batch.join(jobs), first)
-        if self.batch.jobs:
-            self._append(self.batch.jobs, *self.batch.advance(), 0)
+        """Take newcomers in, then advance every running job by one token; less where it is given up."""
+        came = list(islice(self.waiting, self.batch.free))
+        groups = self._newcomers()
+        try:
+            while groups:
+                first = len(self.batch.jobs)
+                drawn = self.batch.join(groups[0])
+                jobs = groups.pop(0)
+                for job in jobs:
+                    job.marks.append((self.version, len(job.ids)))
+                self._append(jobs, *drawn, first)
+            if self.batch.jobs:
+                self._append(self.batch.jobs, *self.batch.advance(), 0)
+        except GivenUpError:
+            left = {id(job) for jobs in groups for job in jobs}
+            self.waiting.extendleft(job for job in reversed(came) if id(job) in left)
 
     def take_ended(self) -> list[Outcome]:
         """Hand over the outcomes that have come about since the last call."""
@@ -146,7 +166,7 @@ class Scheduler:
     def _newcomers(self) -> list[list[Job]]:
         """Take jobs off the queue, as many as rows and budget allow, in groups of one padded length."""
         groups: dict[int, list[Job]] = {}
-        budget = PREFILL_TOKENS
+        budget = self._prefill_tokens
         for job in list(islice(self.waiting, self.batch.free)):
             length = padded_length(job.length)
             if groups and length > budget:

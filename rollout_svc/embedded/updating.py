@@ -3,12 +3,15 @@
 Invariants:
 - The model is as it was until `finish` swaps, which takes no time and copies nothing; whatever fails before has changed
   nothing, and `abandon` forgets it.
-- A finished update has every tensor of the model, of its shape and dtype; what is missing is named.
+- A finished update has every tensor of the model once, of its shape and dtype; what is missing is named.
+- An update that was begun under a name is carried on and ended under that name alone: of two senders the later one
+  ends the other's. A call that is repeated, for its answer was lost, does nothing more.
 - The tensors that were swapped out are what the next update is staged in: the second one allocates nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -46,13 +49,17 @@ class Updating:
         self._spare: dict[str, Tensor] = {}
         self._loaded: set[str] = set()
         self._finite = False
+        self._update: str | None = None
+        self._finished: str | None = None
+        self._last: tuple[Mapping[str, Any], int] | None = None
 
-    def begin(self, manifest: Any, *, finite: bool) -> None:
+    def begin(self, manifest: Any, *, finite: bool, update: str | None = None) -> None:
         """Begin an update; one that was under way is forgotten.
 
         Args:
             manifest: Of each tensor that will come `{"name", "shape", "dtype"}`; None: not known yet.
             finite: Refuse tensors with NaN or infinity.
+            update: Its name, in all of its calls.
 
         Raises:
             WeightsError: What will come does not fit the model; nothing was begun.
@@ -61,60 +68,81 @@ class Updating:
             self.abandon()
         if manifest is not None:
             self._check(manifest)
-        self.open, self._finite = True, finite
+        self.open, self._finite, self._update, self._finished = True, finite, update, None
         self.begun += 1
 
     def receive(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket, and return how many tensors it had.
 
         Raises:
-            BucketError: It cannot be loaded as it was meant, or no update is open.
-            WeightsError: A tensor does not fit the model, or is not finite where that was asked for.
+            BucketError: It cannot be loaded as it was meant, or no update of this name is open.
+            WeightsError: A tensor does not fit the model, came before, or is not finite where that was asked for.
         """
-        if not self.open:
-            raise BucketError("no update was begun here")
-        return self._receiver.receive(call, self._stage)
+        self._refuse_other(call.get("update"))
+        if self._last is not None and self._last[0] == call:
+            return self._last[1]
+        self._last = None
+        count = self._receiver.receive(call, self._stage)
+        self._last = call, count
+        return count
 
     def stage(self, tensors: list[tuple[str, Tensor]]) -> int:
         """Stage tensors that came in another way, and return how many they are; raises as `receive`."""
-        if not self.open:
-            raise BucketError("no update was begun here")
+        self._refuse_other(None)
         self._stage(tensors)
         return len(tensors)
 
-    def finish(self) -> None:
+    def finish(self, update: str | None = None) -> bool:
         """Swap what was staged in; called where nothing computes with the model.
+
+        Returns:
+            False where this update was finished already.
 
         Raises:
             WeightsError: Tensors are missing; the model is as it was.
-            BucketError: No update is open.
+            BucketError: No update of this name is open.
         """
-        if not self.open:
-            raise BucketError("no update was begun here")
+        if not self.open and update is not None and update == self._finished:
+            return False
+        self._refuse_other(update)
         missing = sorted(self._wanted.keys() - self._loaded)
         if missing:
             raise WeightsError(f"missing {listed(missing)}")
         for name, parameter in self._wanted.items():
             parameter.data, self._spare[name] = self._spare[name], parameter.data
-        self.open = False
-        self._loaded = set()
+        self._finished = update
+        self._close()
         self._receiver.end()
+        return True
 
-    def abandon(self) -> None:
-        """Forget what was staged. Idempotent."""
-        self.open = False
+    def abandon(self, update: str | None = None) -> None:
+        """Forget what was staged, unless it is of another update than the one that is named. Idempotent."""
+        if update is None or update == self._update:
+            self._close()
+            self._receiver.drop()
+
+    def _close(self) -> None:
+        self.open, self._update, self._last = False, None, None
         self._loaded = set()
-        self._receiver.drop()
+
+    def _refuse_other(self, update: Any) -> None:
+        if not self.open:
+            raise BucketError("no update was begun here")
+        if update != self._update:
+            raise BucketError("another update was begun here since")
 
     def _check(self, manifest: Any) -> None:
         if not isinstance(manifest, list):
             raise WeightsError(f"the manifest has to be a list, not {type(manifest).__name__}")
         try:
+            names = [entry["name"] for entry in manifest]
             coming = {entry["name"]: (tuple(entry["shape"]), entry["dtype"]) for entry in manifest}
         except (KeyError, TypeError) as error:
             raise WeightsError(f"the manifest has an entry without name, shape and dtype: {error!r}") from error
         wanted = {name: _kind(parameter) for name, parameter in self._wanted.items()}
         problems = []
+        if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+            problems.append(f"twice {listed(twice)}")
         if unknown := sorted(coming.keys() - wanted.keys()):
             problems.append(f"unknown {listed(unknown)}")
         if missing := sorted(wanted.keys() - coming.keys()):
@@ -127,8 +155,11 @@ class Updating:
             raise WeightsError("; ".join(problems))
 
     def _stage(self, views: list[tuple[str, Tensor]]) -> None:
+        counts = Counter(name for name, _ in views)
+        if twice := [name for name, count in counts.items() if count > 1 or name in self._loaded]:
+            raise WeightsError(f"{listed(twice)} came twice")
         copy_all([(self._place(name, view), view) for name, view in views])
-        self._loaded.update(name for name, _ in views)
+        self._loaded.update(counts)
 
     def _place(self, name: str, view: Tensor) -> Tensor:
         """Where a tensor is staged; raises WeightsError for one that may not be."""

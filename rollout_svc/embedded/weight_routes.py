@@ -2,13 +2,15 @@
 
 | route | body | does |
 |---|---|---|
-| `POST /begin_weight_update` | `{manifest?, check_finite?}` | opens an update; one that was open is forgotten |
-| `POST /update_weights_from_shared_memory` | a call, see `receiving.py` | stages a bucket |
+| `POST /begin_weight_update` | `{manifest?, check_finite?, update?}` | opens an update; an open one is forgotten |
+| `POST /update_weights_from_shared_memory` | a call, see `receiving.py`, and `update?` | stages a bucket |
 | `POST /init_weights_update_group` | a call, see `groups.py` | joins a trainer's group |
 | `POST /update_weights_from_distributed` | `{names, dtypes, shapes, group_name, load_format, …}` | stages a bucket |
 | `POST /destroy_weights_update_group` | `{group_name}` | leaves the group |
-| `POST /end_weight_update` | `{weight_version?}` | swaps it in, and labels it |
-| `POST /abandon_weight_update` | `{}` | forgets it |
+| `POST /end_weight_update` | `{weight_version?, update?}` | swaps it in, and labels it |
+| `POST /abandon_weight_update` | `{update?}` | forgets it |
+
+`update` is a name that the sender gives an update: another's calls are refused. What is broadcast has none.
 
 All but the second and the last are named as in SGLang 0.5.23, where an update from tensors has to stand between them.
 
@@ -43,7 +45,7 @@ def weight_routes(engine: Engine) -> list[web.RouteDef]:
     async def begin(request: web.Request) -> str:
         body = await read_body(request)
         finite = read_flag(body, "check_finite", default=False)
-        await engine.begin_update(body.get("manifest"), finite=finite)
+        await engine.begin_update(body.get("manifest"), finite=finite, update=read_text(body, "update"))
         return "Weight update begun."
 
     async def bucket(request: web.Request) -> str:
@@ -65,12 +67,12 @@ def weight_routes(engine: Engine) -> list[web.RouteDef]:
         return f"{count} tensors staged."
 
     async def end(request: web.Request) -> str:
-        await engine.end_update(read_text(await read_body(request), "weight_version"))
+        body = await read_body(request)
+        await engine.end_update(read_text(body, "weight_version"), read_text(body, "update"))
         return "Succeeded to update model weights."
 
     async def abandon(request: web.Request) -> str:
-        await read_body(request)
-        await engine.abandon_update()
+        await engine.abandon_update(read_text(await read_body(request), "update"))
         return "Weight update abandoned."
 
     return [
@@ -93,10 +95,7 @@ def _answering(
         try:
             return as_json(update_answer(await work(request), success=True))
         except (WeightsError, BucketError) as error:
-            kind = (
-                "event" if isinstance(error, EventError) else "bucket" if isinstance(error, BucketError) else "weights"
-            )
-            body = update_answer(f"Failed to update model weights: {error}") | {"kind": kind}
+            body = update_answer(f"Failed to update model weights: {error}") | {"kind": _kind_of(error)}
             raise RefusedError(body) from error
 
     return answer

@@ -14,6 +14,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Callable
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -131,20 +132,35 @@ def attach(name: str, shape: tuple[int, ...], dtype: str, folder: Path = _FOLDER
 
 def own_prefix(prefix: str) -> str:
     """Begin the names of this process's segments, so that others can tell when they are nobody's any more."""
-    return f"{prefix}{os.getpid()}-{_started(os.getpid())}-"
+    return f"{prefix}{os.getpid()}-{_started(os.getpid())}-{_namespace()}-"
 
 
 def sweep(folder: Path, prefix: str) -> None:
-    """Take away the segments, of those that begin with `prefix` and were named by `own_prefix`, of killed processes."""
+    """Take away the segments, of those that begin with `prefix` and were named by `own_prefix`, of killed processes.
+
+    Those of another container that shares the folder stay: who lives there cannot be seen from here.
+    """
     for path in folder.glob(f"{prefix}*"):
         pid, _, rest = path.name.removeprefix(prefix).partition("-")
-        if pid.isdigit() and _started(int(pid)) != rest.partition("-")[0]:  # else it is not of this prefix
+        started, _, rest = rest.partition("-")
+        if not pid.isdigit() or rest.partition("-")[0] != _namespace():  # it is not of this prefix, or not of here
+            continue
+        if _started(int(pid)) != started:
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
 def _bytes_of(tensor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+
+
+@cache
+def _namespace() -> str:
+    """Who numbers the processes here; empty where the system does not say."""
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return ""
 
 
 def _started(pid: int) -> str:

@@ -10,7 +10,11 @@ Invariants:
 - One bucket is in memory beside the trainer's own tensors. Its buffer is kept from one update to the next: the second
   of the same sizes allocates nothing.
 - How a bucket travels is the sender's (`weights/senders/`).
-- Nothing is given to who does not show the token, which is new with each publisher.
+- Asked again for the same bucket it gives the same: an answer was lost. Nobody is given one out of turn, and a stream
+  that failed has no end.
+- Nothing is given to who does not show the token, which is new with each update: the service may go on with one that
+  its caller has left.
+- No thread writes to a buffer that was given up.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from aiohttp import web
@@ -28,6 +33,7 @@ from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.weights.bucket import cut
 from rollout_svc.weights.senders.protocol import Engine, Named, Sender
 from rollout_svc.weights.senders.registry import make_sender
+from rollout_svc.weights.threads import off_loop
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "WeightPublisher"]
 
 _BUCKET_BYTES: Final = 256 * 2**20
+_OVER: Final = "the update is over"
 
 
 class Client(Protocol):
@@ -69,15 +76,19 @@ class WeightPublisher:
             way: how weights get to the engines: `shm`, through memory that they share with this process; `cuda_ipc`,
                 from the device they are on, by SGLang's, LMDeploy's and vLLM's own protocols; `distributed`, through a
                 `torch.distributed` group; or a sender of your own making, with settings.
-            bucket_bytes: most bytes of a bucket, and so of each of the two buffers, unless a tensor is larger.
+            bucket_bytes: most bytes of a bucket, and so of its buffer, unless a tensor is larger.
             host: address of this machine on which the service asks for the weights.
+
+        Raises:
+            ValueError: there is no such way, or `bucket_bytes` is below 1.
         """
+        if bucket_bytes < 1:
+            raise ValueError(f"expected buckets of at least 1 byte, not {bucket_bytes}")
         self.transfer_s = 0.0
         self._host = host
         self._client = client
         self._bucket_bytes = bucket_bytes
         self._sender: Sender = make_sender(way, bucket_bytes) if isinstance(way, str) else way
-        self._token = secrets.token_urlsafe(24)
         self._runner: web.AppRunner | None = None
         self._url = ""
         self._publishing: _Publishing | None = None
@@ -119,23 +130,27 @@ class WeightPublisher:
         """
         if self._publishing is not None:
             raise RuntimeError("this publisher has an update under way")
-        await self._open()
         publishing = _Publishing(self._sender, tensors, self._bucket_bytes, check_finite=check_finite)
         self._publishing = publishing
         try:
-            source = {"kind": self._sender.way, "publisher": self._url, "token": self._token}
+            await self._open()
+            source = {"kind": self._sender.way, "publisher": self._url, "token": publishing.token}
             return await self._client.update_weights(version, source, pause=pause)
         finally:
-            self._publishing = None
             self.transfer_s = publishing.transfer_s
-            await publishing.close()
+            try:
+                await publishing.close()
+            finally:
+                self._publishing = None
 
     async def close(self) -> None:
-        """Stop listening, and give up the buffers; idempotent."""
+        """Stop listening, and give up the buffers; idempotent. An update under way fails."""
         runner, self._runner = self._runner, None
+        if self._publishing is not None:
+            await self._publishing.close()
         if runner is not None:
             await runner.cleanup()
-        await asyncio.to_thread(self._sender.release)
+        await off_loop(self._sender.release)
 
     async def _open(self) -> None:
         if self._runner is not None:
@@ -143,19 +158,23 @@ class WeightPublisher:
         app = web.Application()
         app.add_routes([web.post(f"/{name}", self._answer) for name in ("begin", "next", "end")])
         runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, self._host, 0).start()
+        try:
+            await runner.setup()
+            await web.TCPSite(runner, self._host, 0).start()
+        except BaseException:
+            await runner.cleanup()
+            raise
         self._runner = runner
         shown = f"[{self._host}]" if ":" in self._host else self._host
         self._url = f"http://{shown}:{runner.addresses[0][1]}"
 
     async def _answer(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            return web.json_response({"error": "Unauthorized"}, status=401)
         publishing = self._publishing
         if publishing is None:
             return web.json_response({"error": "no update is under way"}, status=409)
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, f"Bearer {publishing.token}".encode()):
+            return web.json_response({"error": "Unauthorized"}, status=401)
         try:
             body = await request.json()
             return web.json_response(
@@ -163,10 +182,17 @@ class WeightPublisher:
             )
         except (ValueError, OSError) as error:
             return web.json_response({"error": str(error)}, status=400)
+        except Exception as error:  # noqa: BLE001 - a stream of tensors is the trainer's own code
+            return web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
 
 
 class _Publishing:
-    """One update under way."""
+    """One update under way.
+
+    Attributes:
+        token: what the service shows for it.
+        transfer_s: as the publisher's.
+    """
 
     def __init__(
         self,
@@ -176,6 +202,7 @@ class _Publishing:
         *,
         check_finite: bool,
     ) -> None:
+        self.token = secrets.token_urlsafe(24)
         self.transfer_s = 0.0
         self._sender = sender
         self._manifest = _manifest(tensors) if isinstance(tensors, Mapping) else None
@@ -183,22 +210,49 @@ class _Publishing:
         self._bucket_bytes = bucket_bytes
         self._buckets: Iterator[list[Named]] = iter(())
         self._check_finite = check_finite
+        self._begun: dict[str, Any] | None = None
+        self._given = -1  # the bucket that was given out last, counted from 0
+        self._last: dict[str, Any] = {}
+        self._refusal = "no update was begun here"
         self._working = asyncio.Lock()
         self._began = time.monotonic()
         self._any = False
 
     async def begin(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """What will come, to these engines."""
-        self._began = time.monotonic()
         async with self._working:
-            openings = await asyncio.to_thread(self._sender.open, _engines(body.get("engines")))
-            self._buckets = cut(self._pairs, self._bucket_bytes, "elements" if self._sender.one_dtype else "bytes")
-        return {"manifest": self._manifest, "check_finite": self._check_finite, "openings": openings}
+            if self._refusal == _OVER:
+                raise ValueError(_OVER)
+            if self._begun is None:
+                self._began = time.monotonic()
+                openings = await off_loop(partial(self._sender.open, _engines(body.get("engines"))))
+                self._buckets = cut(self._pairs, self._bucket_bytes, "elements" if self._sender.one_dtype else "bytes")
+                self._begun = {"manifest": self._manifest, "check_finite": self._check_finite, "openings": openings}
+                self._refusal = ""
+            return self._begun
 
-    async def next(self, _: Mapping[str, Any]) -> dict[str, Any]:
-        """The next bucket; whoever asks has loaded the one before."""
+    async def next(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Bucket number `bucket`; whoever asks has loaded the one before.
+
+        Raises:
+            ValueError: it is not the turn of that one.
+        """
         async with self._working:
-            return await asyncio.to_thread(self._write)
+            if self._refusal:
+                raise ValueError(self._refusal)
+            following = self._given + 1
+            asked = body.get("bucket", following)
+            if asked == self._given >= 0:
+                return self._last
+            if asked != following:
+                raise ValueError(f"expected to be asked for bucket {following}, not {asked!r:.100}")
+            try:
+                self._last = await off_loop(self._write)
+            except BaseException as error:
+                self._refusal = f"bucket {following} could not be made: {type(error).__name__}: {error}"
+                raise
+            self._given = following
+            return self._last
 
     async def end(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """It is over, whole or not."""
@@ -208,8 +262,8 @@ class _Publishing:
     async def close(self, *, whole: bool = False) -> None:
         """Wait for what is being written, and end it; idempotent."""
         async with self._working:
-            self._buckets = iter(())
-            await asyncio.to_thread(self._sender.close, whole=whole)
+            self._buckets, self._refusal = iter(()), _OVER
+            await off_loop(partial(self._sender.close, whole=whole))
 
     def _write(self) -> dict[str, Any]:
         """Have the next bucket ready; every engine has loaded the one before."""

@@ -60,6 +60,7 @@ class SharedSlab:
         descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, HEAD_BYTES + nbytes)
+            self._inode = os.fstat(descriptor).st_ino
             self._map = mmap.mmap(descriptor, HEAD_BYTES + nbytes)
         except BaseException:
             self._path.unlink(missing_ok=True)
@@ -86,6 +87,14 @@ class SharedSlab:
     def read(self) -> int:
         """What `written` was for the bucket the receiver loaded last."""
         return int(self._counters[1])
+
+    @property
+    def lost(self) -> bool:
+        """Whether its name is gone, or is another's: whoever has not mapped it yet never will."""
+        try:
+            return self._path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
 
     @property
     def handle(self) -> dict[str, Any]:

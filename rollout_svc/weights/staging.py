@@ -6,7 +6,7 @@ for each of them, all at once, and the next bucket is asked for when each has th
 | call | body | answer |
 |---|---|---|
 | `/begin` | `{version, engines: [{id, dialect, ranks, since}]}` | `{manifest?, check_finite?, openings?: {id: {…}}}` |
-| `/next` | `{}` | `{bodies: {id: {…}} or null, bytes, flatten_s}` |
+| `/next` | `{bucket}`, counted from 0 | `{bodies: {id: {…}} or null, bytes, flatten_s}` |
 | `/end` | `{whole}` | anything |
 
 Invariants:
@@ -20,7 +20,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -114,7 +116,17 @@ class Staging:
 
     async def close(self, worker: Worker, staged: Staged, version: int) -> None:
         """Have a worker take what it was handed for its weights; raises WorkerFailure."""
-        await self._visit(worker, staged, lambda one, ask: one.update.close(ask, version), self._timeout_s)
+
+        async def close(one: _Recipient, ask: Ask) -> None:
+            try:
+                await one.update.close(ask, version)
+            except WorkerFailure:
+                with suppress(WorkerFailure, TimeoutError):  # it would keep what it has staged
+                    async with asyncio.timeout(_END_S):
+                        await one.update.abandon(ask)
+                raise
+
+        await self._visit(worker, staged, close, self._timeout_s)
 
     async def _stage(
         self, workers: Sequence[Worker], publisher: Endpoint, version: int, staged: Staged, phases: Phases
@@ -132,7 +144,7 @@ class Staging:
             failed = await self._all(workers, staged, begin)
         while not failed:
             answer = await self._next(publisher, phases)
-            if answer.get("bodies") is None:
+            if answer["bodies"] is None:
                 return {}
             bodies = _by_engine(answer["bodies"])
 
@@ -144,15 +156,22 @@ class Staging:
             with phases.during("load"):
                 failed = await self._all(workers, staged, load)
             if not failed:
-                phases.staged(int(answer.get("bytes", 0)))
+                phases.staged(int(_number(answer, "bytes")))
         return failed
 
     async def _next(self, publisher: Endpoint, phases: Phases) -> dict[str, Any]:
-        """The next bucket; it says itself for how long it was flattened."""
+        """The next bucket; it says itself for how long it was flattened.
+
+        Raises:
+            WorkerFailure: the publisher failed, or it is none: only one that says so has no more buckets.
+        """
         asked = asyncio.get_running_loop().time()
-        answer = await self._ask(publisher, "/next", {})
+        # By its number: a call whose connection was closed is made once more, and must not skip a bucket.
+        answer = await self._ask(publisher, "/next", {"bucket": phases.buckets})
         took_s = asyncio.get_running_loop().time() - asked
-        flatten_s = min(float(answer.get("flatten_s", 0.0)), took_s)
+        if "bodies" not in answer:
+            raise WorkerFailure("bad_body", f"expected `bodies`, an object or null, not {answer!r:.200}")
+        flatten_s = min(_number(answer, "flatten_s"), took_s)
         phases.add("flatten", flatten_s)
         phases.add("transfer", took_s - flatten_s)
         return answer
@@ -225,6 +244,14 @@ def _by_engine(said: Any) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(said, dict) or not all(isinstance(body, dict) for body in said.values()):
         raise WorkerFailure("bad_body", f"the publisher: expected an object for each engine, not {said!r:.200}")
     return said
+
+
+def _number(answer: Mapping[str, Any], key: str) -> float:
+    """Read a number from 0; raises WorkerFailure."""
+    found = answer.get(key, 0)
+    if type(found) not in (int, float) or not 0 <= found < math.inf:
+        raise WorkerFailure("bad_body", f"{key}: expected a number from 0, not {found!r:.100}")
+    return float(found)
 
 
 def _lack(worker: Worker, way: Way) -> str:

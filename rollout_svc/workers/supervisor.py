@@ -150,7 +150,7 @@ class Supervisor:
         """
         if not worker.unsure:
             await _attention(worker, _PROBE_S)
-        elif worker.probe_failures:
+        elif worker.probe_failures or worker.loading:
             await _attention(worker, _FIRST_REACH_S)
         if worker.state is not WorkerState.ACTIVE:
             return
@@ -183,7 +183,7 @@ class Supervisor:
 
     def _assure(self, worker: Worker, info: EngineInfo) -> None:
         """Give an engine that still has its weights its traffic back, and take any other out."""
-        if worker.state is not WorkerState.ACTIVE:
+        if worker.state is not WorkerState.ACTIVE or worker.loading:  # an update may have labelled it anew meanwhile
             return
         if worker.is_same(info) if not worker.labels else info.weight_version == worker.version:
             worker.unsure = False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from rollout_svc.tensors import Handles, make_store
-from rollout_svc.tensors.shared import SharedStore, attach
+from rollout_svc.tensors.shared import SharedStore, attach, own_prefix
 
 _KILLED = """
 import os, signal, sys
@@ -81,6 +81,16 @@ def test_what_a_killed_process_left_goes_with_the_next_store(tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) == 2
     SharedStore(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [stored.name]
+
+
+def test_what_another_container_has_there_stays(tmp_path: Path) -> None:
+    """P27: it may share the folder and number its processes itself: a number that is nobody's here is somebody's."""
+    here = own_prefix("").split("-")[2]
+    theirs, dead = (f"rollout-svc-{2**22 + 1}-7-{namespace}-ab-0" for namespace in ("1", here))
+    for name in (theirs, dead):
+        (tmp_path / name).touch()
+    SharedStore(tmp_path).close()
+    assert [path.name for path in tmp_path.iterdir()] == [theirs]
 
 
 def test_what_others_keep_there_stays(tmp_path: Path) -> None:

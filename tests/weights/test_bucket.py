@@ -121,13 +121,66 @@ def test_a_buffer_that_does_not_fit_is_refused(buffer: Callable[[], torch.Tensor
         ([("a", torch.ones(1)), ("a", torch.ones(1))], "bytes", "each name once, not 'a' twice"),
         ([("a", torch.ones(1)), ("b", torch.ones(1).double())], "elements", "one dtype: 'a' is torch.float32, 'b'"),
         ([("a", torch.ones(1)), ("b", torch.ones(1, device="meta"))], "bytes", "dense tensors with data; 'b'"),
-        ([("a", torch.eye(2).to_sparse())], "bytes", "dense tensors with data; 'a' is torch.sparse_coo"),
+        ([("a", torch.eye(2).to_sparse())], "bytes", "dense tensors with data; 'a': it is torch.sparse_coo"),
     ],
 )
 def test_tensors_that_cannot_share_a_bucket_are_refused(tensors: Any, layout: Layout, told: str) -> None:
     """P26: what cannot be packed is named."""
     with pytest.raises(ValueError, match=told):
         FlattenedBucket.pack(tensors, layout)
+
+
+class Sharded(torch.Tensor):
+    """As a DTensor: the shape of the whole, and a part of its data in another tensor."""
+
+    local: torch.Tensor
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["local"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], *_: object) -> torch.Tensor:
+        return sharded(inner["local"])
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise NotImplementedError(function, types, args, kwargs)
+
+
+def sharded(local: torch.Tensor) -> torch.Tensor:
+    """Say that it is the first half of a tensor."""
+    made = torch.Tensor._make_wrapper_subclass(Sharded, (2 * local.shape[0],), dtype=local.dtype)
+    made.local = local
+    return made
+
+
+def freed() -> torch.Tensor:
+    """As a parameter that its owner has given the memory of back: the shape is there still."""
+    made = torch.ones(4)
+    made.untyped_storage().resize_(0)
+    return made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("tensor", "told"),
+    [
+        (freed, "its memory was given back"),
+        (lambda: sharded(torch.ones(2)), "it is a Sharded, whose data are elsewhere: gather it first"),
+        (lambda: torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8), "it is quantized"),
+        (torch.ones(4).to_mkldnn, "dense tensors with data"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*quantize")
+def test_tensors_without_their_bytes_are_refused(tensor: Callable[[], torch.Tensor], told: str, layout: Layout) -> None:
+    """P26: of a sharded or freed one there is nothing to copy, of a quantized one not all; nothing was written."""
+    made = tensor()
+    buffer = torch.zeros(64, dtype=torch.uint8 if layout == "bytes" else made.dtype) if not made.is_quantized else None
+    with pytest.raises(ValueError, match=f"'a'.*{told}|{told}.*'a'"):
+        FlattenedBucket.pack([("a", made)], layout, into=buffer)
+    assert buffer is None or not buffer.count_nonzero()
 
 
 @pytest.mark.parametrize(
@@ -154,6 +207,8 @@ def test_metadata_that_do_not_fit_the_buffer_are_refused(meta: TensorMeta, told:
         {"name": "a", "shape": [-1], "dtype": "float32", "start": 0, "end": 2, "numel": -1},
         {"name": "a", "shape": [True], "dtype": "float32", "start": 0, "end": 1, "numel": 1},
         {"name": "a", "shape": 2, "dtype": "float32", "start": 0, "end": 2, "numel": 2},
+        {"name": "a", "shape": [2], "dtype": 5, "start": 0, "end": 2, "numel": 2},
+        {"name": 5, "shape": [2], "dtype": "float32", "start": 0, "end": 2, "numel": 2},
     ],
 )
 def test_a_record_that_is_none_is_refused(record: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from rollout_svc.embedded import receiving
 from rollout_svc.errors import NotNow
 from rollout_svc.tensors.shared import own_prefix
 from rollout_svc.weights.publisher import WeightPublisher
+from rollout_svc.workers.worker import WorkerState
 from tests.embedded.helpers import Served, served, small_model
 from tests.support.stage import Stage, stage
 
@@ -131,3 +132,18 @@ async def test_a_publisher_that_is_gone_ends_the_update() -> None:
         with pytest.raises(NotNow) as raised:
             await made.service.update_weights(1, {"kind": "shm", "publisher": "http://127.0.0.1:9"}, {})
         assert "the publisher" in str(raised.value.detail)
+
+
+async def test_a_label_that_an_update_has_set_is_no_sign_of_a_restart() -> None:
+    """P24: a worker whose connection broke is asked what it has; in the middle of an update it may have either."""
+    async with served(is_open=True) as engine, stage(str(engine.session._base_url)) as made:
+        worker = made.worker()
+        worker.loading = True  # as from the look at who is still, to the word of the engine
+        worker.doubt()
+        await engine.call("/update_weight_version", {"new_version": "1", "abort_all_requests": False})
+        supervisor = made.parts.supervisor
+        supervisor._assure(worker, await supervisor._control.info(worker))
+        assert (worker.state, worker.unsure) == (WorkerState.ACTIVE, True)
+        worker.version, worker.loading = 1, False
+        supervisor._assure(worker, await supervisor._control.info(worker))
+        assert (worker.state, worker.unsure) == (WorkerState.ACTIVE, False)

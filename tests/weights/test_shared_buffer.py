@@ -9,6 +9,7 @@ import torch
 
 from rollout_svc.embedded import receiving
 from rollout_svc.embedded.receiving import BucketError, EventError, Receiver
+from rollout_svc.tensors.shared import own_prefix
 from rollout_svc.weights import slab
 from rollout_svc.weights.bucket import FlattenedBucket, Layout
 from rollout_svc.weights.slab import SharedSlab
@@ -162,6 +163,13 @@ def test_a_dtype_switch_without_a_new_buffer_is_refused(side: Side) -> None:
     assert side.loaded["w"].dtype is torch.bfloat16
 
 
+def test_byte_indices_into_a_buffer_of_another_dtype_are_refused(side: Side) -> None:
+    """P26: a round that goes from elements to bytes has to send its buffer anew."""
+    side.receive(side.call(1.0))
+    with pytest.raises(BucketError, match=r"byte indices need a buffer of uint8, not torch.float32"):
+        side.receive(without(side.call(2.0, layout="bytes"), "buffer", "event"))
+
+
 def test_metadata_past_the_buffer_are_refused(side: Side) -> None:
     """P26: what is not there is not loaded."""
     call = side.call(1.0)
@@ -228,7 +236,7 @@ def test_a_closed_slab_has_no_name(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_goes_with_the_next_slab(tmp_path: Path) -> None:
     """P30: a trainer that is killed leaves its buffer until another is made on its machine; a living one's stays."""
-    left = tmp_path / f"{slab.PREFIX}1-0-ab"
+    left = tmp_path / f"{slab.PREFIX}1-0-{own_prefix('').split('-')[2]}-ab"
     left.touch()
     with SharedSlab(64, tmp_path) as living, SharedSlab(64, tmp_path) as other:
         assert {path.name for path in tmp_path.iterdir()} == {living.name, other.name}

@@ -2,11 +2,15 @@
 
 `embedded/weight_routes.py` is its other side; SGLang names the first and the last call alike.
 
-Invariant: whatever happens between `open` and `close` changes no weights, and neither does a `close` that fails.
+Invariants:
+
+- Whatever happens between `open` and `close` changes no weights, and neither does a `close` that fails.
+- The update has a name of its own in all of its calls: what another service sends to the engine is never taken for it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,30 +28,30 @@ _done: Final = SGLangDialect().parse_done
 class SharedMemoryUpdate:
     """The built-in engine's side of one update."""
 
-    __slots__ = ("touched",)
+    __slots__ = ("_name", "touched")
 
     def __init__(self) -> None:
         self.touched = False
+        self._name = secrets.token_hex(8)
 
     async def open(self, ask: Ask, opening: Opening) -> None:
         """With a manifest, what will come is checked against the model, whole, before anything is sent."""
         body: dict[str, Any] = {"check_finite": opening.check_finite}
         if opening.manifest is not None:
             body["manifest"] = opening.manifest
-        await _post(ask, "/begin_weight_update", body)
+        await self._post(ask, "/begin_weight_update", body)
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket staged."""
-        await _post(ask, "/update_weights_from_shared_memory", body)
+        await self._post(ask, "/update_weights_from_shared_memory", body)
 
     async def close(self, ask: Ask, version: int) -> None:
         """Swap in what was staged, and label it."""
-        await _post(ask, "/end_weight_update", {"weight_version": str(version)})
+        await self._post(ask, "/end_weight_update", {"weight_version": str(version)})
 
     async def abandon(self, ask: Ask) -> None:
         """Forget what was staged."""
-        await _post(ask, "/abandon_weight_update", {})
+        await self._post(ask, "/abandon_weight_update", {})
 
-
-async def _post(ask: Ask, path: str, body: Mapping[str, Any]) -> None:
-    _done(await ask(Call("POST", path, orjson.dumps(body), admin=True)))
+    async def _post(self, ask: Ask, path: str, body: Mapping[str, Any]) -> None:
+        _done(await ask(Call("POST", path, orjson.dumps({**body, "update": self._name}), admin=True)))

@@ -3,7 +3,8 @@
 Invariants:
 
 - The buffer is kept from one update to the next: the second of the same sizes allocates nothing.
-- It travels with the first bucket of an update, and when it was replaced; the others carry metadata alone.
+- It travels with the first bucket of an update, and when it was replaced; the others carry metadata alone. One whose
+  name somebody took away is replaced before it travels: no engine could map it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class SharedMemorySender:
 
     def open(self, engines: Sequence[Engine]) -> Bodies:
         """Begin a round: engines may have come since the last one."""
+        if self._slab is not None and self._slab.lost:
+            self.release()
         self._engines, self._written = tuple(engines), None
         self._round = SendRound(events=True)
         return {}
