@@ -37,12 +37,14 @@ class Source:
         path: of `disk`: what the engines load.
         workers: of `external`: whom the trainer says it gave the weights; None: everyone who was in traffic.
         publisher: of every other kind: who has the buckets, and how they travel.
+        check_finite: of `disk`: NaN and infinity are refused before anything is stopped.
     """
 
     kind: Literal["disk", "external"] | Way
     path: str | None = None
     workers: frozenset[str] | None = None
     publisher: Publisher | None = None
+    check_finite: bool = False
 
     @property
     def moves(self) -> bool:

@@ -41,7 +41,7 @@ class Client(Protocol):
     """Who asks the service for an update: `RolloutClient`, or a `RolloutService` in process."""
 
     async def update_weights(
-        self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None
+        self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None, force: bool = False
     ) -> Mapping[str, Any]:
         """Bring every worker to a weight version."""
 
@@ -89,6 +89,7 @@ class WeightPublisher:
         *,
         pause: Mapping[str, Any] | None = None,
         check_finite: bool = False,
+        force: bool = False,
     ) -> Mapping[str, Any]:
         """Bring every worker to these weights.
 
@@ -98,6 +99,7 @@ class WeightPublisher:
             version: trainer steps whose weights these are.
             pause: arguments of a pause to be made around it; None: the stage is paused already.
             check_finite: have engines refuse NaN and infinity.
+            force: also where the fleet has this version already, or a later one.
 
         Returns:
             What `update_weights` answers.
@@ -113,7 +115,7 @@ class WeightPublisher:
         self._publishing = publishing
         try:
             source = {"kind": self._sender.way, "publisher": self._url, "token": self._token}
-            return await self._client.update_weights(version, source, pause=pause)
+            return await self._client.update_weights(version, source, pause=pause, force=force)
         finally:
             self._publishing = None
             self.transfer_s = publishing.transfer_s
