@@ -314,7 +314,15 @@ class _FleetParts:
         )
         presence = Presence(self.pool, tasks)
         staging = Staging(ground.transport, self.control, presence, update_timeout_s)
-        self.updater = WeightUpdater(fleet=self.fleet, pool=self.pool, bus=bus, presence=presence, staging=staging)
+        self.updater = WeightUpdater(
+            fleet=self.fleet,
+            pool=self.pool,
+            bus=bus,
+            presence=presence,
+            staging=staging,
+            on_failure=config.weights.on_failure,
+        )
+        self.updater.on_half_loaded = self.launching.restart
 
 
 class _WorkParts:

@@ -194,7 +194,16 @@ class Engine:
             WeightsError: Tensors are missing; nothing has changed.
             EngineDiedError: The engine has ended.
         """
-        await self._complete(self._end_update(version))
+        await self._complete(self._swapped(self._updating.finish, version))
+
+    async def revert_update(self, version: str | None) -> None:
+        """Swap the weights before the last update in again, and label them; see `Updating.revert`.
+
+        Raises:
+            BucketError: They are not there any more; nothing has changed.
+            EngineDiedError: The engine has ended.
+        """
+        await self._complete(self._swapped(self._updating.revert, version))
 
     async def abandon_update(self) -> None:
         """Forget an update that is under way. Idempotent."""
@@ -265,6 +274,7 @@ class Engine:
 
         def swap() -> None:
             write_weights(model, tensors)
+            self._updating.can_revert = False
             if version is not None:
                 self._scheduler.relabel(version)
 
@@ -273,9 +283,9 @@ class Engine:
         async with self.door.exclusively():
             await self.thread.call(swap)
 
-    async def _end_update(self, version: str | None) -> None:
+    async def _swapped(self, change: Callable[[], None], version: str | None) -> None:
         def swap() -> None:
-            self._updating.finish()
+            change()
             if version is not None:
                 self._scheduler.relabel(version)
 

@@ -5,6 +5,7 @@ Invariants:
   nothing, and `abandon` forgets it.
 - A finished update has every tensor of the model, of its shape and dtype; what is missing is named.
 - The tensors that were swapped out are what the next update is staged in: the second one allocates nothing.
+- Until then `revert` swaps them in again: an update that failed elsewhere is taken back.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class Updating:
     Attributes:
         open: Whether one was begun, and neither finished nor abandoned.
         allocated: Bytes of staging that were ever allocated.
+        can_revert: Whether what was swapped out last is whole, and what was there before the weights of now.
     """
 
     def __init__(self, model: TinyTransformer, receiver: Receiver | None = None) -> None:
         self.open = False
         self.allocated = 0
+        self.can_revert = False
         self._wanted = dict(model.named_parameters())
         self._receiver = receiver or Receiver()
         self._spare: dict[str, Tensor] = {}
@@ -60,6 +63,7 @@ class Updating:
         if manifest is not None:
             self._check(manifest)
         self.open, self._finite = True, finite
+        self.can_revert = False
 
     def receive(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket, and return how many tensors it had.
@@ -84,11 +88,26 @@ class Updating:
         missing = sorted(self._wanted.keys() - self._loaded)
         if missing:
             raise WeightsError(f"missing {listed(missing)}")
-        for name, parameter in self._wanted.items():
-            parameter.data, self._spare[name] = self._spare[name], parameter.data
+        self._swap()
         self.open = False
+        self.can_revert = True
         self._loaded = set()
         self._receiver.end()
+
+    def revert(self) -> None:
+        """Swap what was swapped out in again; called where nothing computes with the model.
+
+        Raises:
+            BucketError: Another update was begun since, or none was ever finished.
+        """
+        if not self.can_revert:
+            raise BucketError("there is no update to take back: another one came since, or none was finished")
+        self._swap()
+        self.can_revert = False
+
+    def _swap(self) -> None:
+        for name, parameter in self._wanted.items():
+            parameter.data, self._spare[name] = self._spare[name], parameter.data
 
     def abandon(self) -> None:
         """Forget what was staged. Idempotent."""

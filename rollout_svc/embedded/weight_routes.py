@@ -6,6 +6,7 @@
 | `POST /update_weights_from_shared_memory` | a call, see `receiving.py` | stages a bucket |
 | `POST /end_weight_update` | `{weight_version?}` | swaps it in, and labels it |
 | `POST /abandon_weight_update` | `{}` | forgets it |
+| `POST /revert_weight_update` | `{weight_version?}` | after it was swapped in: swaps the weights before it in again |
 
 The first and third are named as in SGLang 0.5.23, where an update from tensors has to stand between them.
 
@@ -56,11 +57,16 @@ def weight_routes(engine: Engine) -> list[web.RouteDef]:
         await engine.abandon_update()
         return "Weight update abandoned."
 
+    async def revert(request: web.Request) -> str:
+        await engine.revert_update(read_text(await read_body(request), "weight_version"))
+        return "Weight update reverted."
+
     return [
         web.post("/begin_weight_update", _answering(begin)),
         web.post("/update_weights_from_shared_memory", _answering(bucket)),
         web.post("/end_weight_update", _answering(end)),
         web.post("/abandon_weight_update", _answering(abandon)),
+        web.post("/revert_weight_update", _answering(revert)),
     ]
 
 

@@ -93,7 +93,10 @@ def draw_shape(seed: int) -> Shape:
             abort_interval_s=rng.choice((0.2, 1.0)),
             quarantine_s=rng.choice((1.0, 5.0)),
         ),
-        weights=WeightsConfig(check_files=False),  # there are neither files nor threads
+        weights=WeightsConfig(
+            on_failure=Random(f"{seed}:on_failure").choice(("stop", "rollback", "quarantine")),
+            check_files=False,  # there are neither files nor threads
+        ),
         buffer=BufferConfig(lease_s=rng.choice((3.0, 30.0))),
     )
     config = _filtered(_handed_over(config, Random(f"{seed}:hand_over")), Random(f"{seed}:filter"))
