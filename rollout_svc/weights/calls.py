@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from rollout_svc.config import Config
-from rollout_svc.errors import BadRequest, Conflict
+from rollout_svc.errors import BadRequest, Conflict, NotNow
 from rollout_svc.filtering.threads import CallThreads, NoThread
 from rollout_svc.gate import LANES
 from rollout_svc.pause.controller import PauseController
@@ -95,15 +95,21 @@ class WeightCalls:
         Raises:
             Conflict: another is under way, the version is no newer, or the stage runs; nothing was stopped.
             BadRequest: the files cannot be what is meant; nothing was stopped, and all that is wrong is listed.
-            NotNow: it failed; see `weights.on_failure`.
+            NotNow: it failed, see `weights.on_failure`; or the service stopped: engines keep what they had, but for
+                those that were told to swap or to load in that moment.
         """
         if self._updating is not None:
             raise Conflict("another weight update is under way", type="updating")
         refuse_old(version, self._fleet.version, force=force)
         work = self._update(version, source, pause)
-        self._updating = self._tasks.spawn(f"weights:{version}", work, handled=True)
+        updating = self._updating = self._tasks.spawn(f"weights:{version}", work, handled=True)
         try:
-            return await asyncio.shield(self._updating)
+            return await asyncio.shield(updating)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if updating.cancelled() and not (caller and caller.cancelling()):  # it is not the caller who was cancelled
+                raise NotNow("stopping", f"the service stopped during the update to version {version}") from None
+            raise
         finally:
             if self._updating.done():
                 self._updating = None

@@ -195,10 +195,8 @@ class WeightUpdater:
     def _spoil(worker: Worker, reason: str) -> None:
         """Its weights are of no version: out of traffic until it has some, all of them, from one update."""
         worker.version, worker.half_loaded = None, True
-        if worker.state in (
-            WorkerState.ACTIVE,
-            WorkerState.QUARANTINED,
-        ):  # else it is out, and looked at before it is in
+        # Any other is out, and looked at before it is let in.
+        if worker.state in (WorkerState.ACTIVE, WorkerState.QUARANTINED):
             worker.put_in_quarantine("version", reason)
 
     async def _waiting_for_weights(self, source: Source) -> list[Worker]:
