@@ -113,9 +113,11 @@ class WeightUpdater:
                 results.update({w.worker_id: outcome for w, outcome in zip(handed, outcomes, strict=True)})
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
             odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
+            if updated and version == before.version and source.moves:
+                for worker in odd:  # it reports that version in any case
+                    self._spoil(worker, f"other weights of version {version} did not arrive here")
             if updated and odd and self._on_failure == "rollback" and source.moves:
                 await self._take_back(targets, before, staged, results)
-                updated = []
             elif updated:
                 self._fleet.version = version
                 self.on_updated(version)
@@ -267,10 +269,8 @@ class WeightUpdater:
         unflushed = worker.version == version and worker.flushed != version and not worker.keeps_cache
         if staged is not None and staged.touched(worker):
             self._spoil(worker, f"an update to version {version} ended half-way: {failure}")
-        elif source.moves and failure.accepted and worker.version != version:
+        elif source.moves and failure.accepted and (worker.version != version or version == self._fleet.version):
             self._spoil(worker, f"weights of version {version} may still be loaded there: {failure}")
-        elif source.moves and version == self._fleet.version:
-            self._spoil(worker, f"other weights of version {version} did not arrive: {failure}")
         cache = {"flushed": False} if unflushed or failure.kind == UNFLUSHED else {}
         return {"ok": False, "version": worker.version, "error": str(failure), **cache}
 

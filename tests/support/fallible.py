@@ -1,7 +1,6 @@
 """Engines of SGLang's dialect that fail in every way there is, over no sockets, and a publisher that may be gone.
 
-What an engine has is known here, whatever it says: `weights` is the version its tensors are of, and None where they are
-of none.
+What an engine has is known here, whatever it says: `weights` is a number that no others have, even of the same version.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ class FallibleEngine:
     """One engine.
 
     Attributes:
-        weights: the version its tensors are of.
+        weights: which ones.
         label: what it reports.
         cached: under which weights its prefixes were made.
     """
 
-    def __init__(self, version: int) -> None:
-        self.weights: int | None = version
-        self.label = str(version)
-        self.cached: int | None = version
+    def __init__(self) -> None:
+        self.weights: int | None = 0
+        self.label = "0"
+        self.cached: int | None = 0
         self.dead = False
         self.staged: int | None = None
         self.before: int | None = None
@@ -73,7 +72,7 @@ class FallibleEngine:
         elif path == "/begin_weight_update":
             self.staged, self.before = -1, None
         elif path == "/update_weights_from_shared_memory":
-            self.staged = body["version"]
+            self.staged = body["weights"]
         elif path == "/end_weight_update":
             if self.staged in (None, -1):
                 return Reply(400, b'{"success":false,"message":"nothing is staged"}')
@@ -92,15 +91,21 @@ class FallibleEngine:
 
 
 class FallibleFleet:
-    """Engines, their workers, and the real updater over them. Also the pool, as far as an update needs one."""
+    """Engines, their workers, and the real updater over them. Also the pool, as far as an update needs one.
+
+    Attributes:
+        has: the weights that whoever is in traffic should have.
+        published: those the publisher has.
+    """
 
     def __init__(self, count: int, policy: OnFailure, draw: Draw) -> None:
         self.draw = draw
         self.workers: dict[str, Worker] = {}
-        self.engines = {f"http://e{number}": FallibleEngine(0) for number in range(count)}
+        self.engines = {f"http://e{number}": FallibleEngine() for number in range(count)}
         self.tasks = TaskOwner(lambda *_: None)
         self.restarted: list[str] = []
         self._listeners: list[Callable[[], None]] = []
+        self.has = self.published = 0
         self._buckets = 0
         pool = cast("WorkerPool", self)
         control = Control(self)
@@ -168,12 +173,12 @@ class FallibleFleet:
         if fault != "ok":
             raise WorkerFailure("connection", "the publisher is gone", hard=True)
         if path == "/begin":
-            self._buckets, self._version = 2, body["version"]
+            self._buckets = 2
             self._ids = [engine["id"] for engine in body["engines"]]
             return Reply(200, b"{}")
         if path == "/next":
             self._buckets -= 1
-            bodies = {name: {"version": self._version} for name in self._ids} if self._buckets >= 0 else None
+            bodies = {name: {"weights": self.published} for name in self._ids} if self._buckets >= 0 else None
             return Reply(200, orjson.dumps({"bodies": bodies, "bytes": 1}))
         return Reply(200, b"{}")
 
