@@ -23,12 +23,12 @@ changed nothing that is in traffic.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from rollout_svc.errors import NotNow, WorkerFailure
-from rollout_svc.events import EventBus, WeightsUpdated
+from rollout_svc.events import EngineDoubted, EventBus, WeightsUpdated
 from rollout_svc.weights.fleet import UNFLUSHED, Fleet, Source
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
@@ -67,6 +67,7 @@ class WeightUpdater:
         self._presence = presence
         self._staging = staging
         self._on_failure = on_failure
+        self._doubted: set[str] = set()
         self._taking_back = TakingBack(fleet, staging)
         self._fleet = fleet
         self._pool = pool
@@ -104,13 +105,8 @@ class WeightUpdater:
             moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
             staged = await self._stage(targets, source, version, results, phases)
             if staged is None or staged.whole:
-                handed = [worker for worker in targets if worker.worker_id not in results]
-                lag = {w.worker_id: before.version if w.worker_id in moved else None for w in handed}
-                with phases.during("load" if source.path is not None else "confirm"):
-                    outcomes = await asyncio.gather(
-                        *(self._update_one(w, version, source, staged, lag[w.worker_id]) for w in handed)
-                    )
-                results.update({w.worker_id: outcome for w, outcome in zip(handed, outcomes, strict=True)})
+                lag = dict.fromkeys(moved, before.version)
+                await self._hand(targets, version, source, staged, lag, results, phases)
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
             odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
             if updated and version == before.version and source.moves:
@@ -124,6 +120,7 @@ class WeightUpdater:
                 self._fleet.source = source
             self._take_out([worker for worker in active if not results[worker.worker_id]["ok"]], results)
         self._look_again(targets)
+        self._doubt(updated)
         seconds = asyncio.get_running_loop().time() - started
         at_fault = odd if staged is None or staged.whole else [w for w in odd if w.worker_id in staged.failed]
         names = tuple(worker.worker_id for worker in at_fault)
@@ -135,6 +132,24 @@ class WeightUpdater:
             message = f"version {version} did not reach {', '.join(names)}; the fleet is at {self._fleet.version}"
             raise NotNow("update_failed", message, detail=record)
         return record
+
+    async def _hand(
+        self,
+        targets: list[Worker],
+        version: int,
+        source: Source,
+        staged: Staged | None,
+        lag: Mapping[str, int],
+        results: Results,
+        phases: Phases,
+    ) -> None:
+        """Have everybody take the weights who has no result yet; `lag`: the label that is set to the new one, by id."""
+        handed = [worker for worker in targets if worker.worker_id not in results]
+        with phases.during("load" if source.path is not None else "confirm"):
+            outcomes = await asyncio.gather(
+                *(self._update_one(w, version, source, staged, lag.get(w.worker_id)) for w in handed)
+            )
+        results.update({w.worker_id: outcome for w, outcome in zip(handed, outcomes, strict=True)})
 
     async def _stage(
         self, targets: list[Worker], source: Source, version: int, results: Results, phases: Phases
@@ -181,6 +196,14 @@ class WeightUpdater:
             results[worker.worker_id] = {"ok": False, "version": worker.version, "error": f"{said}; {why}"}
 
         await asyncio.gather(*(one(worker) for worker in targets))
+
+    def _doubt(self, updated: list[Worker]) -> None:
+        """Say once of each engine that it cannot be told to drop what it cached."""
+        for worker in updated:
+            if not worker.dialect.flush_cache() and worker.worker_id not in self._doubted:
+                self._doubted.add(worker.worker_id)
+                what = f"{worker.dialect.name} cannot be told to drop cached prefixes, and new weights do not: it must"
+                self._bus.emit(EngineDoubted(f"workers.{worker.worker_id[1:]}", f"{what} run without prefix caching"))
 
     def _look_again(self, targets: list[Worker]) -> None:
         """Have everybody looked at who waits for weights, and whoever has none restarted."""
