@@ -272,6 +272,7 @@ class _FleetParts:
 
     def __init__(self, ground: _Ground) -> None:
         config, tasks, bus = ground.config, ground.tasks, ground.bus
+        update_timeout_s = config.weights.update_timeout_s or config.request_timeout_s
         self.control = Control(ground.transport)
         self.pool = WorkerPool(
             gate=ground.gate,
@@ -289,7 +290,7 @@ class _FleetParts:
         self.fleet = Fleet(
             control=self.control,
             initial_version=config.trainer.initial_version,
-            update_timeout_s=config.request_timeout_s,
+            update_timeout_s=update_timeout_s,
         )
         self.freezing = Freezing(pool=self.pool, control=self.control, tasks=tasks)
         self.supervisor = Supervisor(
@@ -312,8 +313,16 @@ class _FleetParts:
             rng=ground.rng,
         )
         presence = Presence(self.pool, tasks)
-        staging = Staging(ground.transport, self.control, presence, config.request_timeout_s)
-        self.updater = WeightUpdater(fleet=self.fleet, pool=self.pool, bus=bus, presence=presence, staging=staging)
+        staging = Staging(ground.transport, self.control, presence, update_timeout_s)
+        self.updater = WeightUpdater(
+            fleet=self.fleet,
+            pool=self.pool,
+            bus=bus,
+            presence=presence,
+            staging=staging,
+            on_failure=config.weights.on_failure,
+        )
+        self.updater.on_half_loaded = self.launching.restart
 
 
 class _WorkParts:

@@ -181,6 +181,7 @@ class RolloutService:
             pause=self.pause,
             check=self._check_running,
             runs=lambda: self._phase == "running",
+            config=self.config,
         )
         self._pauses = PauseCalls(parts.pauses, parts.pool, self.config.pause, self._weights, self._check_running)
         self._memory = watch_memory(parts, self.config, self.bus, probes=self._outside.probes)
@@ -374,14 +375,11 @@ class RolloutService:
     # -- weights ---------------------------------------------------------------------------------------------
 
     async def update_weights(
-        self, version: int, source: Mapping[str, Any], pause: Mapping[str, Any] | None = None
+        self, version: int, source: Mapping[str, Any], pause: Mapping[str, Any] | None = None, *, force: bool = False
     ) -> dict[str, Any]:
-        """Bring every worker to `version`; see `weights/update.py`.
-
-        While running it needs `pause`: pause, update, resume. A failed update leaves the stage paused.
-        """
+        """Bring every worker to `version`, or to one it has had where that is forced; see `WeightCalls.update`."""
         self._check_running()
-        return await self.weights.update(read_version(version), read_source(source), pause)
+        return await self.weights.update(read_version(version), read_source(source), pause, force=force)
 
     # -- concurrency and workers -----------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from rollout_svc.config.settings import (
     TokenizerConfig,
     TrainerConfig,
     TrajectoriesConfig,
+    WeightsConfig,
     is_loopback,
 )
 from rollout_svc.config.tasks import (
@@ -59,6 +60,7 @@ __all__ = [
     "TokenizerConfig",
     "TrainerConfig",
     "TrajectoriesConfig",
+    "WeightsConfig",
     "WorkerConfig",
     "address_of",
     "is_loopback",

@@ -33,6 +33,7 @@ __all__ = [
     "TokenizerConfig",
     "TrainerConfig",
     "TrajectoriesConfig",
+    "WeightsConfig",
     "is_loopback",
 ]
 
@@ -208,6 +209,18 @@ class PauseConfig(Settings):
     """A worker that kept running an abandoned request is left alone this long before it is tried."""
 
 
+class WeightsConfig(Settings):
+    """How new weights reach the engines, and what becomes of an update that fails at some of them."""
+
+    on_failure: Literal["stop", "rollback", "quarantine"] = "stop"
+    """`stop`: the stage stays paused, whoever failed is out and named. `rollback`: likewise, and the others are back at
+    the version before. `quarantine`: whoever failed is out and named, and the stage goes on with the others."""
+    update_timeout_s: Seconds | None = None
+    """Each step of an update has to be answered in this time; null: `request_timeout_s`."""
+    check_files: bool = True
+    """Look at the files of a `disk` update, where they are on this machine, before anything is stopped."""
+
+
 class BufferConfig(Settings):
     """The replay buffer: finished groups that wait for the trainer."""
 
@@ -242,6 +255,8 @@ class Config(Settings):
     """How work is started."""
     pause: PauseConfig = PauseConfig()
     """How the stage stops."""
+    weights: WeightsConfig = WeightsConfig()
+    """How new weights reach the engines."""
     buffer: BufferConfig = BufferConfig()
     """What waits for the trainer."""
     journal: JournalConfig = JournalConfig()

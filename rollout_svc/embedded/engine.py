@@ -234,6 +234,15 @@ class Engine:
         """
         await self._complete(self._end_update(version, update))
 
+    async def revert_update(self, version: str | None, update: str | None = None) -> None:
+        """Swap the weights before the last update in again, and label them; see `Updating.revert`.
+
+        Raises:
+            BucketError: They are not there any more; nothing has changed.
+            EngineDiedError: The engine has ended.
+        """
+        await self._complete(self._revert_update(version, update))
+
     async def abandon_update(self, update: str | None = None) -> None:
         """Forget an update that is under way; with a name, this one alone. Idempotent."""
         async with self._staging:
@@ -304,6 +313,7 @@ class Engine:
 
         def swap() -> None:
             write_weights(model, tensors)
+            self._updating.can_revert = False
             if version is not None:
                 self._scheduler.relabel(version)
 
@@ -327,11 +337,20 @@ class Engine:
 
     async def _end_update(self, version: str | None, update: str | None) -> None:
         def swap() -> None:
-            if not self._updating.finish(update):
-                return
-            label = version if version is not None else self._named
-            if label is not None:
-                self._scheduler.relabel(label)
+            if self._updating.finish(update):
+                self._relabel(version if version is not None else self._named)
+
+        async with self._staging, self.door.exclusively():
+            await self.thread.call(swap)
+
+    def _relabel(self, version: str | None) -> None:
+        if version is not None:
+            self._scheduler.relabel(version)
+
+    async def _revert_update(self, version: str | None, update: str | None) -> None:
+        def swap() -> None:
+            if self._updating.revert(update):
+                self._relabel(version)
 
         async with self._staging, self.door.exclusively():
             await self.thread.call(swap)

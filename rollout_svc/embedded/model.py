@@ -190,6 +190,9 @@ class TinyTransformer(nn.Module):
         return logits
 
 
+_SHOWN: Final = 3  # of what is wrong with weights, by kind
+
+
 def build(config: TinyConfig, seed: int) -> TinyTransformer:
     """Build a float32 model on the CPU whose weights depend on `config` and `seed` only."""
     with torch.random.fork_rng(devices=[]):
@@ -262,16 +265,22 @@ def write_weights(model: TinyTransformer, tensors: dict[str, Tensor]) -> None:
 
 
 def _mismatch(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> str | None:
-    """Describe the first way in which two sets of tensors differ in name, shape or dtype."""
-    missing = sorted(wanted.keys() - found.keys())
-    if missing:
-        return f"missing {', '.join(missing[:3])}" + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")  # noqa: PLR2004
-    unknown = sorted(found.keys() - wanted.keys())
-    if unknown:
-        return f"unknown {', '.join(unknown[:3])}" + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")  # noqa: PLR2004
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
-            return f"{name} has shape {list(found[name].shape)}, expected {list(tensor.shape)}"
-        if found[name].dtype != tensor.dtype:
-            return f"{name} has dtype {found[name].dtype}, expected {tensor.dtype}"
-    return None
+    """Describe every way in which two sets of tensors differ in name, shape or dtype."""
+    both = [(name, tensor, found[name]) for name, tensor in wanted.items() if name in found]
+    problems = [
+        _some("missing ", sorted(wanted.keys() - found.keys())),
+        _some("unknown ", sorted(found.keys() - wanted.keys())),
+        _some(
+            "", [f"{n} has shape {list(f.shape)}, expected {list(w.shape)}" for n, w, f in both if f.shape != w.shape]
+        ),
+        _some("", [f"{n} has dtype {f.dtype}, expected {w.dtype}" for n, w, f in both if f.dtype != w.dtype]),
+    ]
+    return "; ".join(filter(None, problems)) or None
+
+
+def _some(what: str, names: list[str]) -> str:
+    """Name a few, and count the others."""
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}{', '.join(names[:_SHOWN])}{more}"

@@ -7,6 +7,7 @@ Invariants:
 - An update that was begun under a name is carried on and ended under that name alone: of two senders the later one
   ends the other's. A call that is repeated, for its answer was lost, does nothing more.
 - The tensors that were swapped out are what the next update is staged in: the second one allocates nothing.
+- Until then `revert` swaps them in again: an update that failed elsewhere is taken back.
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ class Updating:
         open: Whether one was begun, and neither finished nor abandoned.
         begun: How many ever were.
         allocated: Bytes of staging that were ever allocated.
+        can_revert: Whether what was swapped out last is whole, and what was there before the weights of now.
     """
 
     def __init__(self, model: TinyTransformer, receiver: Receiver | None = None) -> None:
         self.open = False
         self.begun = 0
         self.allocated = 0
+        self.can_revert = False
         self._wanted = dict(model.named_parameters())
         self._receiver = receiver or Receiver()
+        self._reverted: str | None = None
         self._spare: dict[str, Tensor] = {}
         self._loaded: set[str] = set()
         self._finite = False
@@ -70,6 +74,7 @@ class Updating:
             self._check(manifest)
         self.open, self._finite, self._update, self._finished = True, finite, update, None
         self.begun += 1
+        self.can_revert = False
 
     def receive(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket, and return how many tensors it had.
@@ -108,12 +113,33 @@ class Updating:
         missing = sorted(self._wanted.keys() - self._loaded)
         if missing:
             raise WeightsError(f"missing {listed(missing)}")
-        for name, parameter in self._wanted.items():
-            parameter.data, self._spare[name] = self._spare[name], parameter.data
+        self._swap()
         self._finished = update
+        self.can_revert = True
         self._close()
         self._receiver.end()
         return True
+
+    def revert(self, update: str | None = None) -> bool:
+        """Swap what was swapped out in again; called where nothing computes with the model.
+
+        Returns:
+            False where this update was taken back already.
+
+        Raises:
+            BucketError: Another update was begun since, or none of this name was finished.
+        """
+        if update is not None and update == self._reverted:
+            return False
+        if not self.can_revert or update not in (None, self._finished):
+            raise BucketError("there is no update to take back: another one came since, or none was finished")
+        self._swap()
+        self.can_revert, self._reverted = False, update
+        return True
+
+    def _swap(self) -> None:
+        for name, parameter in self._wanted.items():
+            parameter.data, self._spare[name] = self._spare[name], parameter.data
 
     def abandon(self, update: str | None = None) -> None:
         """Forget what was staged, unless it is of another update than the one that is named. Idempotent."""

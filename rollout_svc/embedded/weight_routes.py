@@ -9,10 +9,12 @@
 | `POST /destroy_weights_update_group` | `{group_name}` | leaves the group |
 | `POST /end_weight_update` | `{weight_version?, update?}` | swaps it in, and labels it |
 | `POST /abandon_weight_update` | `{update?}` | forgets it |
+| `POST /revert_weight_update` | `{weight_version?, update?}` | takes it back: swaps the weights before it in |
 
 `update` is a name that the sender gives an update: another's calls are refused. What is broadcast has none.
 
-All but the second and the last are named as in SGLang 0.5.23, where an update from tensors has to stand between them.
+All but the second and the last two are named as in SGLang 0.5.23, where an update from tensors has to stand between
+them.
 
 Invariants:
 - Until `/end_weight_update` answers 200 the weights and their label are as they were.
@@ -75,6 +77,11 @@ def weight_routes(engine: Engine) -> list[web.RouteDef]:
         await engine.abandon_update(read_text(await read_body(request), "update"))
         return "Weight update abandoned."
 
+    async def revert(request: web.Request) -> str:
+        body = await read_body(request)
+        await engine.revert_update(read_text(body, "weight_version"), read_text(body, "update"))
+        return "Weight update reverted."
+
     return [
         web.post("/begin_weight_update", _answering(begin)),
         web.post("/update_weights_from_shared_memory", _answering(bucket)),
@@ -83,6 +90,7 @@ def weight_routes(engine: Engine) -> list[web.RouteDef]:
         web.post("/destroy_weights_update_group", _answering(leave)),
         web.post("/end_weight_update", _answering(end)),
         web.post("/abandon_weight_update", _answering(abandon)),
+        web.post("/revert_weight_update", _answering(revert)),
     ]
 
 

@@ -197,6 +197,8 @@ class WeightSource(Body):
     """For those: what the publisher asks for."""
     workers: Listed[str] | None = None
     """For `external`: the ids of those that were given the weights; null: every worker in traffic."""
+    check_finite: bool = False
+    """For `disk`: look through the files for NaN and infinity before anything is stopped."""
 
 
 class Weights(Body):
@@ -208,6 +210,8 @@ class Weights(Body):
     """Where they come from."""
     pause: Pause | None = None
     """While running: pause like this, update, resume."""
+    force: bool = False
+    """Also a version that is not greater than the fleet's: the same once more, or an earlier one."""
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:

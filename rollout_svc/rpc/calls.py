@@ -158,8 +158,8 @@ async def checkpoint(site: Site, body: bodies.Checkpoint) -> Any:
 async def update_weights(site: Site, body: bodies.Weights) -> Any:
     """Bring every engine to a version; needs a drained or frozen stage, or `pause`."""
     during = None if body.pause is None else _pause_arguments(body.pause)
-    source = body.source.model_dump(exclude_none=True)
-    return await site.service.update_weights(body.version, source, during)
+    source = body.source.model_dump(exclude_none=True, exclude_defaults=True)
+    return await site.service.update_weights(body.version, source, during, force=body.force)
 
 
 async def evaluate(site: Site, body: bodies.Evaluation) -> web.Response:

@@ -248,6 +248,7 @@ class RolloutClient:
         source: Mapping[str, Any],
         *,
         pause: Mapping[str, Any] | None = None,
+        force: bool = False,
         timeout_s: float = UNBOUNDED_WORK_TIMEOUT_S,
     ) -> Json:
         """Bring every worker to a weight version.
@@ -256,13 +257,15 @@ class RolloutClient:
             version: trainer steps whose weights these are.
             source: `{"kind": "disk", "path": ...}`, or `{"kind": "external"}` when the trainer has moved them itself.
             pause: arguments of a pause to be made around it; None: the stage is paused already.
+            force: also where the fleet has this version already, or a later one.
             timeout_s: how long to wait for the answer.
 
         Raises:
-            Conflict: the stage is not paused.
+            BadRequest: the files are not whole, or the version is none; nothing was stopped.
+            Conflict: the stage is not paused, or the version is not greater than the fleet's.
             NotNow: some worker failed; `detail` says which, and the stage stays paused.
         """
-        body = {"version": version, "source": dict(source)} | _given(pause=pause)
+        body = {"version": version, "source": dict(source)} | _given(pause=pause, force=force or None)
         return await self._call("POST", "/v1/weights", body, timeout_s=timeout_s + MARGIN_S)
 
     async def concurrency(self) -> Json:

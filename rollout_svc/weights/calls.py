@@ -3,26 +3,35 @@
 Invariants:
 
 - One update at a time; a caller that leaves ends its own wait, and the update goes on.
+- What can be known to be wrong is refused before anything is stopped: a version that is not newer than the fleet's,
+  files that are not whole.
 - An update that made the pause around it ends that pause, unless somebody else asked for one meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
-from rollout_svc.errors import Conflict
+from rollout_svc.config import Config
+from rollout_svc.errors import BadRequest, Conflict, NotNow
+from rollout_svc.filtering.threads import CallThreads, NoThread
 from rollout_svc.gate import LANES
 from rollout_svc.pause.controller import PauseController
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.weights.checkpoint import problems_of
 from rollout_svc.weights.fleet import Fleet, Source
 from rollout_svc.weights.phases import Phases
-from rollout_svc.weights.request import refuse_undrained
+from rollout_svc.weights.request import refuse_old, refuse_undrained
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.pool import WorkerPool
 
 __all__ = ["WeightCalls"]
+
+_HEADERS_S: Final = 30.0  # seconds for a look at the headers of files; a stage that runs goes on meanwhile
 
 
 class WeightCalls:
@@ -39,6 +48,7 @@ class WeightCalls:
         pause: Callable[..., Awaitable[object]],
         check: Callable[[], None],
         runs: Callable[[], bool],
+        config: Config,
     ) -> None:
         """Make the calls.
 
@@ -51,6 +61,7 @@ class WeightCalls:
             pause: the service's own, with its arguments unread.
             check: raises where the service does not run, or has failed.
             runs: whether it is neither starting nor stopping.
+            config: the settings.
         """
         self._tasks = tasks
         self._pauses = pauses
@@ -60,6 +71,9 @@ class WeightCalls:
         self._pause = pause
         self._check = check
         self._runs = runs
+        self._check_files = config.weights.check_files
+        self._update_timeout_s = config.weights.update_timeout_s or config.request_timeout_s
+        self._threads = CallThreads("weights")
         self._updating: asyncio.Task[dict[str, Any]] | None = None
 
     @property
@@ -67,14 +81,35 @@ class WeightCalls:
         """The update under way."""
         return self._updating
 
-    async def update(self, version: int, source: Source, pause: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Bring every worker to `version`; while running, inside of `pause`. A failed one leaves the stage paused."""
+    async def update(
+        self, version: int, source: Source, pause: Mapping[str, Any] | None, *, force: bool
+    ) -> dict[str, Any]:
+        """Bring every worker to `version`; while running, inside of `pause`.
+
+        Args:
+            version: trainer steps whose weights these are.
+            source: where they come from.
+            pause: arguments of the pause around it; None: the stage is paused.
+            force: also where the fleet has that version already, or a later one.
+
+        Raises:
+            Conflict: another is under way, the version is no newer, or the stage runs; nothing was stopped.
+            BadRequest: the files cannot be what is meant; nothing was stopped, and all that is wrong is listed.
+            NotNow: it failed, see `weights.on_failure`; or the service stopped: engines keep what they had, but for
+                those that were told to swap or to load in that moment.
+        """
         if self._updating is not None:
             raise Conflict("another weight update is under way", type="updating")
+        refuse_old(version, self._fleet.version, force=force)
         work = self._update(version, source, pause)
-        self._updating = self._tasks.spawn(f"weights:{version}", work, handled=True)
+        updating = self._updating = self._tasks.spawn(f"weights:{version}", work, handled=True)
         try:
-            return await asyncio.shield(self._updating)
+            return await asyncio.shield(updating)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if updating.cancelled() and not (caller and caller.cancelling()):  # it is not the caller who was cancelled
+                raise NotNow("stopping", f"the service stopped during the update to version {version}") from None
+            raise
         finally:
             if self._updating.done():
                 self._updating = None
@@ -88,15 +123,17 @@ class WeightCalls:
 
     async def _update(self, version: int, source: Source, pause: Mapping[str, Any] | None) -> dict[str, Any]:
         pauses = self._pauses
+        if pauses.state == "running":
+            _refuse_unpaused(pause)
+        await self._refuse_unsound(source)
+        self._check()
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
         phases = Phases(asyncio.get_running_loop().time)
         if was_running:
-            if pause is None:
-                raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
-            refuse_undrained(pause.get("lanes", LANES))
+            during = _refuse_unpaused(pause)
             with phases.during("pause"):
-                await self._pause(**pause)
+                await self._pause(**during)
             self._check()
         refuse_undrained(pauses.drained)
         record = await self._updater.update(version, source, phases, since=pauses.closed_at)
@@ -105,6 +142,24 @@ class WeightCalls:
             with phases.during("resume"):
                 pauses.resume()
         return record
+
+    async def _refuse_unsound(self, source: Source) -> None:
+        """Look at the files engines are to load; raises BadRequest with all that is wrong with them."""
+        path, finite = source.path, source.check_finite
+        if path is None or not (finite or self._check_files):
+            return
+        given_up = threading.Event()
+        look = partial(problems_of, path, finite=finite, stopped=given_up.is_set)
+        try:
+            problems = await self._threads.call(look, self._update_timeout_s if finite else _HEADERS_S)
+        except (TimeoutError, NoThread):
+            # A disk that is slow, or hangs here, says nothing against the files.
+            problems = ["its values could not be checked in time"] if finite else []
+        finally:
+            given_up.set()
+        if problems:
+            message = f"source.path: {'; '.join(problems)}"
+            raise BadRequest(message, detail=[{"path": "source.path", "message": words} for words in problems])
 
     async def assert_version(self, version: int) -> None:
         """Raise Conflict unless every worker in traffic reports `version`, and there is one."""
@@ -117,3 +172,11 @@ class WeightCalls:
                 type="weight_version",
                 detail={"weight_version": version, "workers": reported},
             )
+
+
+def _refuse_unpaused(pause: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The pause around an update of a stage that runs; raises Conflict where there is none, or it drains too little."""
+    if pause is None:
+        raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
+    refuse_undrained(pause.get("lanes", LANES))
+    return pause

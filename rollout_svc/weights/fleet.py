@@ -24,7 +24,10 @@ from rollout_svc.weights.staging import Publisher
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.worker import Worker
 
-__all__ = ["Fleet", "Source"]
+__all__ = ["UNFLUSHED", "Fleet", "Source"]
+
+UNFLUSHED: Final = "unflushed"
+"""The kind of failure after which the label is right and the cache is not."""
 
 _LABEL_S: Final = 10.0  # seconds for setting or reading a label
 
@@ -37,12 +40,14 @@ class Source:
         path: of `disk`: what the engines load.
         workers: of `external`: whom the trainer says it gave the weights; None: everyone who was in traffic.
         publisher: of every other kind: who has the buckets, and how they travel.
+        check_finite: of `disk`: NaN and infinity are refused before anything is stopped.
     """
 
     kind: Literal["disk", "external"] | Way
     path: str | None = None
     workers: frozenset[str] | None = None
     publisher: Publisher | None = None
+    check_finite: bool = False
 
     @property
     def moves(self) -> bool:
@@ -129,7 +134,7 @@ class Fleet:
             self.version = worker.version  # this service is younger than the engines it found
         target = self.version
         if worker.version == target and not half_loaded:
-            if worker.flushed != target and self.source is not None and self.source.kind == "external":
+            if worker.flushed != target and self.source is not None:
                 await self.flush(worker)
                 worker.flushed = target
             return None
@@ -145,17 +150,23 @@ class Fleet:
 
     async def ask(self, worker: Worker) -> int | None:
         """Which version does it say it has? None where it does not say, or does not answer."""
+        return (await self.look(worker)).weight_version
+
+    async def look(self, worker: Worker) -> EngineInfo:
+        """What does it say of its weights? Nothing where it does not answer."""
         try:
-            return (await self._control.info(worker, _LABEL_S)).weight_version
+            return await self._control.info(worker, _LABEL_S)
         except WorkerFailure:
-            return None
+            return EngineInfo(None)
 
     async def load(self, worker: Worker, path: str, version: int) -> None:
         """Load weights from a path and have the engine confirm the label; raises WorkerFailure."""
         if "disk" not in worker.capabilities:
             raise WorkerFailure("cannot", f"{worker.dialect.name} loads no weights from disk")
         calls = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
+        keeps, worker.flushed = worker.keeps_cache, None
         await self._control.do(worker, calls, self._update_timeout_s)
+        worker.flushed = None if keeps else version
         await self.confirm(worker, version)
         worker.half_loaded = False
 
@@ -167,6 +178,17 @@ class Fleet:
     async def flush(self, worker: Worker) -> None:
         """Drop every cached prefix; raises WorkerFailure."""
         await self._control.do(worker, worker.dialect.flush_cache(), _LABEL_S)
+
+    async def drop_caches(self, worker: Worker, version: int) -> None:
+        """Have every prefix dropped that was made under other weights; raises WorkerFailure of the kind UNFLUSHED."""
+        worker.flushed = None
+        if worker.keeps_cache:
+            return  # the cache of what is frozen there was asked to stay, and the engine flushes none or all
+        try:
+            await self.flush(worker)
+        except WorkerFailure as failure:
+            raise WorkerFailure(UNFLUSHED, str(failure)) from failure
+        worker.flushed = version
 
     async def confirm(self, worker: Worker, version: int) -> None:
         """Believe the engine, and ourselves only where it has no label to read."""

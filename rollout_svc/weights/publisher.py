@@ -48,7 +48,7 @@ class Client(Protocol):
     """Who asks the service for an update: `RolloutClient`, or a `RolloutService` in process."""
 
     async def update_weights(
-        self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None
+        self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None, force: bool = False
     ) -> Mapping[str, Any]:
         """Bring every worker to a weight version."""
 
@@ -111,6 +111,7 @@ class WeightPublisher:
         *,
         pause: Mapping[str, Any] | None = None,
         check_finite: bool = False,
+        force: bool = False,
     ) -> Mapping[str, Any]:
         """Bring every worker to these weights.
 
@@ -120,6 +121,7 @@ class WeightPublisher:
             version: trainer steps whose weights these are.
             pause: arguments of a pause to be made around it; None: the stage is paused already.
             check_finite: have engines refuse NaN and infinity.
+            force: also where the fleet has this version already, or a later one.
 
         Returns:
             What `update_weights` answers.
@@ -135,7 +137,7 @@ class WeightPublisher:
         try:
             await self._open()
             source = {"kind": self._sender.way, "publisher": self._url, "token": publishing.token}
-            return await self._client.update_weights(version, source, pause=pause)
+            return await self._client.update_weights(version, source, pause=pause, force=force)
         finally:
             self.transfer_s = publishing.transfer_s
             try:

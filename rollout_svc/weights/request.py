@@ -15,7 +15,7 @@ from rollout_svc.gate import LANES, Lane
 from rollout_svc.weights.fleet import Source
 from rollout_svc.weights.staging import Publisher
 
-__all__ = ["read_source", "read_version", "refuse_undrained"]
+__all__ = ["read_source", "read_version", "refuse_old", "refuse_undrained"]
 
 _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 
@@ -27,13 +27,28 @@ def read_version(version: object) -> int:
     return version
 
 
+def refuse_old(version: int, current: int, *, force: bool) -> None:
+    """Raise Conflict for weights that are not newer than the fleet's, unless they are wanted all the same.
+
+    A trainer that was restarted from an earlier step, or that brings odd workers the weights of the others, says so.
+    """
+    if version <= current and not force:
+        raise Conflict(
+            f"version {version} is not greater than {current}, the fleet's; `force: true` brings it all the same",
+            type="old_version",
+            detail={"version": version, "weight_version": current},
+        )
+
+
 def read_source(given: Mapping[str, Any]) -> Source:
     """Read where weights come from; raises BadRequest at the field that is wrong."""
     kind, path, workers = given.get("kind"), given.get("path"), given.get("workers")
     if kind == "disk":
         if not isinstance(path, str) or not path:
             raise BadRequest.at("source.path", "needed for kind 'disk'")
-        return Source(kind, path)
+        return Source(kind, path, check_finite=_flag(given, "check_finite"))
+    if given.get("check_finite"):
+        raise BadRequest.at("source.check_finite", "for kind 'disk'; a publisher asks for it with its weights")
     way = next((known for known in WAYS if known == kind), None)
     if way is not None:
         return Source(way, publisher=Publisher(_endpoint(given, way), way))
@@ -45,6 +60,13 @@ def read_source(given: Mapping[str, Any]) -> Source:
     if not isinstance(workers, list | tuple) or not all(isinstance(name, str) for name in workers):
         raise BadRequest.at("source.workers", "expected a list of worker ids")
     return Source(kind, workers=frozenset(workers))
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    flag = given.get(name, False)
+    if not isinstance(flag, bool):
+        raise BadRequest.at(f"source.{name}", f"expected true or false, not {type(flag).__name__}")
+    return flag
 
 
 def _endpoint(given: Mapping[str, Any], way: str) -> Endpoint:

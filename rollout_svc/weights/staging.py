@@ -12,8 +12,8 @@ for each of them, all at once, and the next bucket is asked for when each has th
 Invariants:
 
 - No engine that stages computes with anything of an update before all of them have all of it.
-- One that fails ends the update for all: what was staged is forgotten everywhere. An engine that loads as it comes is
-  named as touched then, and has weights of no version.
+- One that fails ends the update for all, unless it is to go on without: what was staged is forgotten, everywhere or
+  there. An engine that loads as it comes is named as touched then, and has weights of no version.
 - The publisher is told how it ended.
 """
 
@@ -30,7 +30,7 @@ import orjson
 
 from rollout_svc.engines import Call, Endpoint, Transport
 from rollout_svc.engines.parsing import control_body
-from rollout_svc.engines.updates.protocol import Ask, EngineUpdate, Opening, Way
+from rollout_svc.engines.updates.protocol import Ask, EngineUpdate, Opening, Reverting, Way
 from rollout_svc.engines.updates.registry import make_update
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.weights.phases import Phases
@@ -77,10 +77,12 @@ class Staged:
 
     Attributes:
         failed: why, by worker id; all of them where it was the publisher. Empty: all have all of it.
+        whole: all the others have all of it.
         recipients: by worker id, then by the engine's url.
     """
 
     failed: dict[str, str] = field(default_factory=dict)
+    whole: bool = False
     recipients: dict[str, dict[str, _Recipient]] = field(default_factory=dict)
 
     def touched(self, worker: Worker) -> bool:
@@ -97,21 +99,30 @@ class Staging:
         self._presence = presence
         self._timeout_s = timeout_s
 
-    async def stage(self, workers: Sequence[Worker], publisher: Publisher, version: int, phases: Phases) -> Staged:
-        """Hand every worker what a publisher has; where that fails, have everybody told so."""
+    async def stage(
+        self, workers: Sequence[Worker], publisher: Publisher, version: int, phases: Phases, *, go_on: bool = False
+    ) -> Staged:
+        """Hand every worker what a publisher has; those that fail are told that it is over.
+
+        Args:
+            workers: to whom.
+            publisher: who has it.
+            version: of the weights.
+            phases: what it takes is added.
+            go_on: one that fails does not end it for the others.
+        """
         lacking = {w.worker_id: _lack(w, publisher.way) for w in workers if publisher.way not in w.capabilities}
-        if lacking:
+        able = [worker for worker in workers if worker.worker_id not in lacking]
+        if lacking and not (go_on and able):
             return Staged(lacking)
-        staged = Staged(recipients={w.worker_id: dict(_recipients(w, publisher.way)) for w in workers})
-        whole = False
+        staged = Staged(lacking, recipients={w.worker_id: dict(_recipients(w, publisher.way)) for w in able})
         try:
-            staged.failed = await self._stage(workers, publisher.endpoint, version, staged, phases)
-            whole = not staged.failed
+            staged.whole = await self._stage(able, publisher.endpoint, version, staged, phases, go_on=go_on)
         except WorkerFailure as failure:
-            staged.failed = {worker.worker_id: f"the publisher: {failure}" for worker in workers}
+            staged.failed |= {worker.worker_id: f"the publisher: {failure}" for worker in able}
         finally:
             # Also where the caller was cancelled: an engine that waits for the rest would keep what it has staged.
-            await asyncio.shield(self._leave(workers, publisher.endpoint, staged, whole=whole))
+            await asyncio.shield(self._leave(able, publisher.endpoint, staged))
         return staged
 
     async def close(self, worker: Worker, staged: Staged, version: int) -> None:
@@ -120,17 +131,47 @@ class Staging:
         async def close(one: _Recipient, ask: Ask) -> None:
             try:
                 await one.update.close(ask, version)
-            except WorkerFailure:
-                with suppress(WorkerFailure, TimeoutError):  # it would keep what it has staged
-                    async with asyncio.timeout(_END_S):
-                        await one.update.abandon(ask)
+            except WorkerFailure as failure:
+                if (
+                    not failure.accepted
+                ):  # it refused, and would keep what it has staged; one that is at it is left alone
+                    with suppress(WorkerFailure, TimeoutError):
+                        async with asyncio.timeout(_END_S):
+                            await one.update.abandon(ask)
                 raise
 
         await self._visit(worker, staged, close, self._timeout_s)
 
+    async def revert(self, worker: Worker, staged: Staged, version: int) -> None:
+        """Have a worker go back to the weights before those it was handed and has closed; raises WorkerFailure."""
+
+        async def back(one: _Recipient, ask: Ask) -> None:
+            if not isinstance(one.update, Reverting):
+                raise WorkerFailure("cannot", f"{worker.dialect.name} keeps no weights to go back to")
+            await one.update.revert(ask, version)
+
+        await self._visit(worker, staged, back, self._timeout_s)
+
     async def _stage(
-        self, workers: Sequence[Worker], publisher: Endpoint, version: int, staged: Staged, phases: Phases
-    ) -> dict[str, str]:
+        self,
+        workers: Sequence[Worker],
+        publisher: Endpoint,
+        version: int,
+        staged: Staged,
+        phases: Phases,
+        *,
+        go_on: bool,
+    ) -> bool:
+        """Carry all there is; false where it ended before. Whoever failed is written down."""
+        there = list(workers)
+
+        async def have(visit: Visit) -> bool:
+            with phases.during("load"):
+                failed = await self._all(there, staged, visit)
+            staged.failed |= failed
+            there[:] = [worker for worker in there if worker.worker_id not in failed]
+            return not failed or (go_on and bool(there))
+
         with phases.during("transfer"):
             answer = await self._ask(publisher, "/begin", {"version": version, "engines": _engines(workers, staged)})
         openings = _by_engine(answer.get("openings") or {})
@@ -140,12 +181,11 @@ class Staging:
             own = openings.get(one.engine_id, {})
             await one.update.open(ask, Opening(manifest, check_finite, version, own))
 
-        with phases.during("load"):
-            failed = await self._all(workers, staged, begin)
-        while not failed:
+        going = await have(begin)
+        while going:
             answer = await self._next(publisher, phases)
             if answer["bodies"] is None:
-                return {}
+                return True
             bodies = _by_engine(answer["bodies"])
 
             async def load(one: _Recipient, ask: Ask, bodies: Mapping[str, Mapping[str, Any]] = bodies) -> None:
@@ -153,11 +193,10 @@ class Staging:
                     raise WorkerFailure("bad_body", f"the publisher has nothing for {one.engine_id}")
                 await one.update.load(ask, bodies[one.engine_id])
 
-            with phases.during("load"):
-                failed = await self._all(workers, staged, load)
-            if not failed:
+            going = await have(load)
+            if going:
                 phases.staged(int(_number(answer, "bytes")))
-        return failed
+        return False
 
     async def _next(self, publisher: Endpoint, phases: Phases) -> dict[str, Any]:
         """The next bucket; it says itself for how long it was flattened.
@@ -203,17 +242,18 @@ class Staging:
         call = Call("POST", path, orjson.dumps(body), admin=True)
         return control_body(await self._transport.control(publisher, call, self._timeout_s))
 
-    async def _leave(self, workers: Sequence[Worker], publisher: Endpoint, staged: Staged, *, whole: bool) -> None:
-        """Tell everybody that it is over; nobody has to answer."""
+    async def _leave(self, workers: Sequence[Worker], publisher: Endpoint, staged: Staged) -> None:
+        """Tell everybody that it is over, but for those that have all of it; nobody has to answer."""
 
         async def tell_publisher() -> None:
-            call = Call("POST", "/end", orjson.dumps({"whole": whole}), admin=True)
+            call = Call("POST", "/end", orjson.dumps({"whole": staged.whole}), admin=True)
             await self._transport.control(publisher, call, _END_S)
 
         async def tell_engines(worker: Worker) -> None:
             await self._visit(worker, staged, lambda one, ask: one.update.abandon(ask), _END_S)
 
-        telling = [tell_publisher(), *([] if whole else [tell_engines(worker) for worker in workers])]
+        left = [worker for worker in workers if not staged.whole or worker.worker_id in staged.failed]
+        telling = [tell_publisher(), *(tell_engines(worker) for worker in left)]
         await asyncio.gather(*telling, return_exceptions=True)
 
 

@@ -6,28 +6,41 @@ Invariants:
   not there.
 - Only a worker in traffic can fail an update: one that is out already is brought along where it answers, else listed.
 - After an update every worker in traffic reports the version, or it is named in the answer and out of traffic.
-- A failure is an error, never a partial success: the caller's pause stays.
+- A failure at some of them is an error, and the caller's pause stays; only where the others are to go on it is an
+  answer, with `ok: false` for each of them.
+- An engine that was told to load and did not answer has weights of no version, whatever it reports: they may arrive.
+
+What becomes of those that did not fail, where some in traffic did (`weights.on_failure`):
+
+| `stop` | they have the new weights, and the fleet is at that version |
+| `rollback` | they go back: the fleet is at the version before; who cannot is out (`taking_back.py`) |
+| `quarantine` | they have the new weights and go on; whoever failed gets them before it sees traffic again |
+
+Weights that a trainer moved itself cannot be taken back: `rollback` is `stop` then. One that failed everywhere has
+changed nothing that is in traffic.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Literal
 
 from rollout_svc.errors import NotNow, WorkerFailure
-from rollout_svc.events import EventBus, WeightsUpdated
-from rollout_svc.weights.fleet import Fleet, Source
+from rollout_svc.events import EngineDoubted, EventBus, WeightsUpdated
+from rollout_svc.weights.fleet import UNFLUSHED, Fleet, Source
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
-from rollout_svc.weights.staging import Publisher, Staged, Staging
+from rollout_svc.weights.staging import Staged, Staging
+from rollout_svc.weights.taking_back import Before, TakingBack
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
-__all__ = ["WeightUpdater"]
+__all__ = ["OnFailure", "WeightUpdater"]
 
-_UNFLUSHED: Final = "unflushed"  # the kind of failure after which the label is right and the cache is not
+OnFailure = Literal["stop", "rollback", "quarantine"]
+Results = dict[str, dict[str, Any]]
 
 
 class WeightUpdater:
@@ -35,13 +48,27 @@ class WeightUpdater:
 
     Attributes:
         phases: of the update under way, or the last one; None before the first.
+        on_half_loaded: told of each worker whose weights are of no version after an update, once it is out of traffic.
     """
 
-    def __init__(self, *, fleet: Fleet, pool: WorkerPool, bus: EventBus, presence: Presence, staging: Staging) -> None:
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        pool: WorkerPool,
+        bus: EventBus,
+        presence: Presence,
+        staging: Staging,
+        on_failure: OnFailure,
+    ) -> None:
         self.on_updated: Callable[[int], None] = lambda _: None
+        self.on_half_loaded: Callable[[Worker], None] = lambda _: None
         self.phases: Phases | None = None
         self._presence = presence
         self._staging = staging
+        self._on_failure = on_failure
+        self._doubted: set[str] = set()
+        self._taking_back = TakingBack(fleet, staging)
         self._fleet = fleet
         self._pool = pool
         self._bus = bus
@@ -69,80 +96,133 @@ class WeightUpdater:
         with self._fleet.updating(), _loading(active):
             in_traffic = [worker for worker in active if source.moves or _was_given(worker, source, since)]
             targets = active + await self._waiting_for_weights(source)
-            results: dict[str, dict[str, Any]] = {
+            results: Results = {
                 worker.worker_id: {"ok": False, "skipped": f"{worker.state}: {worker.reason}"}
                 for worker in self._pool.workers.values()
                 if worker not in targets
             }
-            previous = self._fleet.version
-            staged = None
-            if source.publisher is not None:
-                staged = await self._stage(targets, source.publisher, version, results, phases)
+            before = Before(self._fleet.version, self._fleet.source)
             moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
-            with phases.during("load" if source.path is not None else "confirm"):
-                outcomes = await asyncio.gather(
-                    *(
-                        self._update_one(w, version, source, staged, previous if w.worker_id in moved else None)
-                        for w in targets
-                    )
-                )
-            results.update({w.worker_id: outcome for w, outcome in zip(targets, outcomes, strict=True)})
+            staged = await self._stage(targets, source, version, results, phases)
+            if staged is None or staged.whole:
+                lag = dict.fromkeys(moved, before.version)
+                await self._hand(targets, version, source, staged, lag, results, phases)
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
             odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
-            if updated:
+            if updated and version == before.version and source.moves:
+                for worker in odd:  # it reports that version in any case
+                    self._spoil(worker, f"other weights of version {version} did not arrive here")
+            if updated and odd and self._on_failure == "rollback" and source.moves:
+                await self._take_back(targets, before, staged, results)
+            elif updated:
                 self._fleet.version = version
                 self.on_updated(version)
                 self._fleet.source = source
             self._take_out([worker for worker in active if not results[worker.worker_id]["ok"]], results)
-        for worker in self._pool.workers.values():
-            if worker.quarantine is not None and worker.quarantine.kind == "version":
-                worker.refusals = 0
-                worker.attention.set()
-        self._pool.fleet_changed()
-        ok = bool(updated) and not odd
+        self._look_again(targets)
+        self._doubt(updated)
         seconds = asyncio.get_running_loop().time() - started
-        names = tuple(worker.worker_id for worker in odd)
-        self._bus.emit(WeightsUpdated(version, source.kind, seconds, ok, names, phases.seconds))
+        at_fault = odd if staged is None or staged.whole else [w for w in odd if w.worker_id in staged.failed]
+        names = tuple(worker.worker_id for worker in at_fault)
+        self._bus.emit(WeightsUpdated(version, source.kind, seconds, bool(updated) and not odd, names, phases.seconds))
         record = {"version": self._fleet.version, "workers": results}
         if not updated and not odd:
             raise NotNow("update_failed", "no worker is left to update", detail=record)
-        if odd:
+        if odd and not (updated and self._on_failure == "quarantine"):
             message = f"version {version} did not reach {', '.join(names)}; the fleet is at {self._fleet.version}"
             raise NotNow("update_failed", message, detail=record)
         return record
 
-    async def _stage(
+    async def _hand(
         self,
         targets: list[Worker],
-        publisher: Publisher,
         version: int,
-        results: dict[str, dict[str, Any]],
+        source: Source,
+        staged: Staged | None,
+        lag: Mapping[str, int],
+        results: Results,
         phases: Phases,
-    ) -> Staged:
-        """Hand every target the weights; where one cannot take them, none does, and all that can are as they were.
+    ) -> None:
+        """Have everybody take the weights who has no result yet; `lag`: the label that is set to the new one, by id."""
+        handed = [worker for worker in targets if worker.worker_id not in results]
+        with phases.during("load" if source.path is not None else "confirm"):
+            outcomes = await asyncio.gather(
+                *(self._update_one(w, version, source, staged, lag.get(w.worker_id)) for w in handed)
+            )
+        results.update({w.worker_id: outcome for w, outcome in zip(handed, outcomes, strict=True)})
 
-        Raises:
-            NotNow: `update_failed`; only engines that load as it comes have changed, and they are out of traffic.
+    async def _stage(
+        self, targets: list[Worker], source: Source, version: int, results: Results, phases: Phases
+    ) -> Staged | None:
+        """Hand every target the weights of a publisher; whoever cannot take them has its result, all where none shall.
+
+        Engines that load as it comes have changed where it ended, and are out of traffic then.
         """
-        staged = await self._staging.stage(targets, publisher, version, phases)
-        if not staged.failed:
-            return staged
+        if source.publisher is None:
+            return None
+        go_on = self._on_failure == "quarantine"
+        staged = await self._staging.stage(targets, source.publisher, version, phases, go_on=go_on)
         for worker in targets:
+            if staged.whole and worker.worker_id not in staged.failed:
+                continue
             error = staged.failed.get(worker.worker_id, "another worker failed: the update ended here as well")
             if staged.touched(worker):
                 self._spoil(worker, f"an update to version {version} ended half-way: {error}")
             results[worker.worker_id] = {"ok": False, "version": worker.version, "error": error}
-        names = ", ".join(staged.failed)
-        message = f"version {version} could not be handed to {names}; the fleet is at {self._fleet.version} as before"
-        self._bus.emit(WeightsUpdated(version, publisher.way, 0.0, False, tuple(staged.failed), phases.seconds))
-        record = {"version": self._fleet.version, "workers": results}
-        raise NotNow("update_failed", message, detail=record)
+        return staged
+
+    async def _take_back(self, targets: list[Worker], before: Before, staged: Staged | None, results: Results) -> None:
+        """Bring everybody back who is not at the version before any more; results say who is, and who cannot."""
+
+        async def one(worker: Worker) -> None:
+            result = results[worker.worker_id]
+            kept = worker.version == before.version and not worker.half_loaded
+            if not result["ok"] and (kept or worker.state is not WorkerState.ACTIVE):
+                return  # it is where it was, or out: whoever looks after it brings it up
+            closed = staged if result["ok"] else None
+            with _loading([worker]):
+                try:
+                    back = self._taking_back.bring(worker, before, closed)
+                    await self._presence.during(worker, back)
+                except WorkerFailure as failure:
+                    await self._ask(worker)
+                    why = f"it could not be taken back: {failure}"
+                    if worker.version == before.version:  # by its label alone
+                        self._spoil(worker, why)
+                else:
+                    worker.half_loaded = False
+                    why = "it was taken back"
+            said = result.get("error", "another worker failed")
+            results[worker.worker_id] = {"ok": False, "version": worker.version, "error": f"{said}; {why}"}
+
+        await asyncio.gather(*(one(worker) for worker in targets))
+
+    def _doubt(self, updated: list[Worker]) -> None:
+        """Say once of each engine that it cannot be told to drop what it cached."""
+        for worker in updated:
+            if not worker.dialect.flush_cache() and worker.worker_id not in self._doubted:
+                self._doubted.add(worker.worker_id)
+                what = f"{worker.dialect.name} cannot be told to drop cached prefixes, and new weights do not: it must"
+                self._bus.emit(EngineDoubted(f"workers.{worker.worker_id[1:]}", f"{what} run without prefix caching"))
+
+    def _look_again(self, targets: list[Worker]) -> None:
+        """Have everybody looked at who waits for weights, and whoever has none restarted."""
+        for worker in self._pool.workers.values():
+            if worker.quarantine is not None and worker.quarantine.kind == "version":
+                worker.refusals = 0
+                worker.attention.set()
+        for worker in targets:
+            if worker.half_loaded:
+                self.on_half_loaded(worker)
+        self._pool.fleet_changed()
 
     @staticmethod
     def _spoil(worker: Worker, reason: str) -> None:
         """Its weights are of no version: out of traffic until it has some, all of them, from one update."""
         worker.version, worker.half_loaded = None, True
-        worker.put_in_quarantine("version", reason)
+        # Any other is out, and looked at before it is let in.
+        if worker.state in (WorkerState.ACTIVE, WorkerState.QUARANTINED):
+            worker.put_in_quarantine("version", reason)
 
     async def _waiting_for_weights(self, source: Source) -> list[Worker]:
         """Workers that are out of traffic for their version alone, and answer: they are brought along.
@@ -169,6 +249,7 @@ class WeightUpdater:
             unflushed = results[worker.worker_id].get("flushed") is False
             if worker.state is WorkerState.ACTIVE and (unflushed or worker.version != self._fleet.version):
                 what = "its cache was not flushed" if unflushed else f"it reports {worker.version}"
+                what = "weights began to load there and never ended" if worker.half_loaded else what
                 worker.put_in_quarantine(
                     "version", f"the update failed here; {what}, the fleet is at {self._fleet.version}"
                 )
@@ -182,6 +263,7 @@ class WeightUpdater:
     async def _bring(
         self, worker: Worker, version: int, source: Source, staged: Staged | None, previous: int | None
     ) -> dict[str, Any]:
+        worker.flushed = None
         try:
             if source.path is not None:
                 await self._presence.during(worker, self._fleet.load(worker, source.path, version))
@@ -194,15 +276,26 @@ class WeightUpdater:
                 await self._ask(worker)
             else:
                 worker.version = None  # nobody can say what it has; it is asked when it comes back
-            cache = {"flushed": False} if failure.kind == _UNFLUSHED else {}
-            if staged is not None and staged.touched(worker):
-                self._spoil(worker, f"an update to version {version} ended half-way: {failure}")
-            return {"ok": False, "version": worker.version, "error": str(failure), **cache}
+            done = worker.version == version and worker.flushed == version  # only its label could not be read at first
+            if not done:
+                return self._failed(worker, version, source, staged, failure)
         if worker.version != version:
             return {"ok": False, "version": worker.version, "error": f"it reports version {worker.version}"}
         if source.moves:
             worker.half_loaded = False
         return {"ok": True, "version": version}
+
+    def _failed(
+        self, worker: Worker, version: int, source: Source, staged: Staged | None, failure: WorkerFailure
+    ) -> dict[str, Any]:
+        """Say what became of a worker that did not take an update; out of traffic where what it says is no proof."""
+        unflushed = worker.version == version and worker.flushed != version and not worker.keeps_cache
+        if staged is not None and staged.touched(worker):
+            self._spoil(worker, f"an update to version {version} ended half-way: {failure}")
+        elif source.moves and failure.accepted and (worker.version != version or version == self._fleet.version):
+            self._spoil(worker, f"weights of version {version} may still be loaded there: {failure}")
+        cache = {"flushed": False} if unflushed or failure.kind == UNFLUSHED else {}
+        return {"ok": False, "version": worker.version, "error": str(failure), **cache}
 
     async def _adopt(self, worker: Worker, version: int, previous: int | None) -> None:
         """`external`: the trainer moved the weights; the label is ours to check, and to set where it lags.
@@ -218,24 +311,13 @@ class WeightUpdater:
         elif worker.version != version:
             known = "" if previous is None else f"{previous} nor "
             raise WorkerFailure("odd_version", f"it reports {worker.version}, not {known}{version}")
-        await self._flush(worker, version)
+        await self._fleet.drop_caches(worker, version)
 
     async def _close(self, worker: Worker, staged: Staged, version: int) -> None:
         """What it was handed becomes its weights."""
         await self._staging.close(worker, staged, version)
         await self._fleet.confirm(worker, version)
-        await self._flush(worker, version)
-
-    async def _flush(self, worker: Worker, version: int) -> None:
-        """Have every prefix dropped that was made under other weights."""
-        worker.flushed = None
-        if worker.keeps_cache:
-            return  # the cache of what is frozen there was asked to stay, and the engine flushes none or all
-        try:
-            await self._fleet.flush(worker)
-        except WorkerFailure as failure:
-            raise WorkerFailure(_UNFLUSHED, str(failure)) from failure
-        worker.flushed = version
+        await self._fleet.drop_caches(worker, version)
 
     async def _answers(self, worker: Worker) -> bool:
         try:
@@ -247,7 +329,10 @@ class WeightUpdater:
 
     async def _ask(self, worker: Worker) -> None:
         """After a failure: which version does it say it has? Unknown where it does not answer."""
-        worker.version = await self._fleet.ask(worker)
+        info = await self._fleet.look(worker)
+        worker.version = info.weight_version
+        if info.half_loaded:
+            worker.half_loaded = True
 
 
 @contextmanager

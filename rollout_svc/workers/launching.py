@@ -43,6 +43,7 @@ class _Kept:
     Attributes:
         leaving: done once the worker was removed.
         proved: whether its command has ever answered.
+        process: the one that runs.
     """
 
     worker: Worker
@@ -51,6 +52,7 @@ class _Kept:
     restarts: Restarts
     leaving: asyncio.Future[None]
     proved: bool = False
+    process: Process | None = None
 
 
 class Launching:
@@ -101,6 +103,12 @@ class Launching:
         if remark is not None:
             self._bus.emit(EngineDoubted(f"workers.{worker.worker_id[1:]}.launch.placement", remark))
         self._tasks.spawn(f"launch:{worker.worker_id}", self._keep(kept))
+
+    def restart(self, worker: Worker) -> None:
+        """End a worker's process at once, to be started again as any that ends; nothing where it has none of ours."""
+        kept = self._kept.get(worker.worker_id)
+        if kept is not None and kept.process is not None:
+            kept.process.kill()
 
     def hold(self) -> None:
         """Start nothing any more: the service stops."""
@@ -153,6 +161,7 @@ class Launching:
             process = await self._launcher.start(_launch(kept.config, placed, url, launched.log))
         except LaunchFailed as failure:
             return None, f"could not be started: {failure}"
+        kept.process = process
         launched.began(process.pid)
         worker.attention.set()
         self._bus.emit(EngineStarted(worker.worker_id, process.pid, url, launched.log, launched.starts))
@@ -160,7 +169,7 @@ class Launching:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if kept.leaving.done():
             await _end(process)
-        launched.pid = None
+        launched.pid = kept.process = None
         return process, how_it_ended(process.gone.result() if process.gone.done() else None)
 
     async def _ended(self, kept: _Kept, how: str) -> float | None:

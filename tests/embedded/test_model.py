@@ -157,3 +157,18 @@ def test_shapes_that_cannot_be_built_are_refused(fields: dict[str, Any]) -> None
     """A shape that makes no model is refused when it is named."""
     with pytest.raises(ValueError, match=next(iter(fields))):
         TinyConfig(**fields)
+
+
+def test_all_that_does_not_fit_is_listed(tmp_path: Path) -> None:
+    """P35: missing, unknown, of another shape and of another dtype, in one refusal."""
+    model = build(SHAPE, 0)
+    tensors = weights_of(model)
+    missing, shape, dtype = sorted(tensors)[:3]
+    del tensors[missing]
+    tensors |= {"extra": torch.zeros(2), shape: torch.zeros(1), dtype: tensors[dtype].double()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError) as refused:
+        load_weights(model, tmp_path)
+    told = str(refused.value)
+    assert all(words in told for words in (f"missing {missing}", "unknown extra", f"{shape} has shape [1]"))
+    assert f"{dtype} has dtype torch.float64" in told

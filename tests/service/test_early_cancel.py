@@ -180,7 +180,7 @@ async def test_tokens_of_weights_that_are_gone_are_never_handed_over() -> None:
         await cut(made, engine)
         await made.service.update_weights(4, DISK, pause={})
         assert made.groups("expired") == 0
-        await made.service.update_weights(2, DISK, pause={})
+        await made.service.update_weights(2, DISK, pause={}, force=True)
         assert made.parts.tally.settled["expired:weights_gone"] == 3
         await made.push(2, first=10)
         batch = await made.take(step=2, groups=2)

@@ -344,3 +344,22 @@ async def test_one_whose_process_ended_while_it_answered_is_not_let_in() -> None
         worker.become(WorkerState.STARTING, "its process is started again")
         await made.parts.supervisor._let_in(worker, EngineInfo("0"))
         assert (worker.absent, worker.state) == (True, WorkerState.STARTING)
+
+
+async def test_an_engine_of_ours_whose_weights_are_of_no_version_is_started_again(tmp_path: Path) -> None:
+    """P24: it did not answer while it loaded: ended at once, and in traffic again with what the fleet has."""
+    tmp_path.joinpath("stall").touch()
+    async with stage(engine(tmp_path), weights={"update_timeout_s": 0.2}) as made:
+        worker = made.worker()
+        first = pid_of(worker)
+        (tmp_path / "stall").unlink()
+        with pytest.raises(NotNow) as refused:
+            await made.service.update_weights(1, {"kind": "disk", "path": "/w"}, pause={})
+        assert not refused.value.detail["workers"]["w0"]["ok"]
+        await until(made, lambda: worker.launched is not None and worker.launched.starts == 2, "it is started again")
+        await until(made, lambda: worker.state is WorkerState.ACTIVE, "it is back")
+        assert not lives(first)
+        assert (worker.version, made.service.state) == (0, "paused")
+        await made.resume(weight_version=0)
+        await made.push(1)
+        assert len((await made.take())["groups"]) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollout_svc.errors import BadRequest, NotNow
-from rollout_svc.events import SampleFailed
+from rollout_svc.events import EngineDoubted, SampleFailed
 from rollout_svc.workers.worker import WorkerState
 from tests.support.face import reset_connection
 from tests.support.fake_lmdeploy import Call, Cut, FakeLMDeploy, Raw, Reply, Reset, Status
@@ -96,6 +96,15 @@ async def test_a_disk_update_is_refused_by_name(tmp_path: Any) -> None:
             await made.service.update_weights(1, {"kind": "disk", "path": str(tmp_path)})
         assert "lmdeploy loads no weights from disk" in failed.value.detail["workers"]["w0"]["error"]
         assert made.service.status()["weight_version"] == 0
+
+
+async def test_a_cache_that_nobody_can_drop_is_warned_about_once() -> None:
+    """P25: it has no way to be told: whoever runs it has to see to it, and hears so at the first update."""
+    async with FakeLMDeploy() as engine, stage(engine) as made:
+        await updated(made, engine, 1)
+        await updated(made, engine, 2)
+        [path] = [doubt.path for doubt in made.of(EngineDoubted) if "without prefix caching" in doubt.message]
+        assert path == "workers.0"
 
 
 # -- restarts ------------------------------------------------------------------------------------------------

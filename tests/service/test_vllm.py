@@ -291,8 +291,11 @@ async def test_a_failed_load_is_not_hidden_by_its_label() -> None:
     async with FakeVLLM() as one, FakeVLLM() as other, over(one, other, pushed=4) as made:
         await made.until(lambda: one.running == 2 and other.running == 2)
         other.fail_update = True
+        ended: list[str] = []
+        made.parts.updater.on_half_loaded = lambda worker: ended.append(worker.worker_id)
         with pytest.raises(NotNow) as refused:
             await made.service.update_weights(1, DISK, pause={})
+        assert ended == ["w1"]  # where it is ours it is started again
         told = refused.value.detail["workers"]
         assert told["w0"] == {"ok": True, "version": 1}
         assert (told["w1"]["ok"], told["w1"]["version"]) == (False, None)

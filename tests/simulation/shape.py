@@ -23,6 +23,7 @@ from rollout_svc.config import (
     Strategy,
     TaskConfig,
     TrainerConfig,
+    WeightsConfig,
     WorkerConfig,
 )
 from tests.simulation.routing import ROUTED
@@ -91,6 +92,10 @@ def draw_shape(seed: int) -> Shape:
             deadline_s=rng.choice((0.5, 2.0, 5.0)),
             abort_interval_s=rng.choice((0.2, 1.0)),
             quarantine_s=rng.choice((1.0, 5.0)),
+        ),
+        weights=WeightsConfig(
+            on_failure=Random(f"{seed}:on_failure").choice(("stop", "rollback", "quarantine")),
+            check_files=False,  # there are neither files nor threads
         ),
         buffer=BufferConfig(lease_s=rng.choice((3.0, 30.0))),
     )

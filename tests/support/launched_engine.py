@@ -1,7 +1,8 @@
 """An engine to be launched: `python -m tests.support.launched_engine --port P`; a file of a name changes its manners.
 
 - In the folder `--ways`: while `load` exists it does not listen yet, while `hold` exists it answers nothing, and where
-  `refuse` exists it ends at once, with exit code 3 and a word on why.
+  `refuse` exists it ends at once, with exit code 3 and a word on why. Where `stall` is there at its start it never
+  answers when it is told to load weights.
 - It appends its own number, and that of a child that is deaf to SIGTERM, to the file `pids` there.
 """
 
@@ -15,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.fake_sglang import FakeSGLang
+from tests.support.fake_sglang import FakeSGLang, Hang
 from tests.support.sglang_core import Call
 from tests.support.sglang_wire import Reply
 
@@ -31,6 +32,8 @@ async def _serve(port: int, ways: Path) -> None:
 
     engine = FakeSGLang()
     engine.port, engine.answer = port, answer
+    if (ways / "stall").exists():
+        engine.script("/update_weights_from_disk", Hang(), times=None)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with engine:

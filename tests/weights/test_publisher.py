@@ -53,7 +53,12 @@ class Service:
         self.told: asyncio.Queue[Told] = asyncio.Queue()
 
     async def update_weights(
-        self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None
+        self,
+        version: int,
+        source: Mapping[str, Any],
+        *,
+        pause: Mapping[str, Any] | None = None,
+        force: bool = False,
     ) -> Mapping[str, Any]:
         self.sources.append(source)
         async with asyncio.timeout(PATIENCE_S):
@@ -66,7 +71,12 @@ class Nobody:
     """A service that is not asked."""
 
     async def update_weights(
-        self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None
+        self,
+        version: int,
+        source: Mapping[str, Any],
+        *,
+        pause: Mapping[str, Any] | None = None,
+        force: bool = False,
     ) -> Mapping[str, Any]:
         raise AssertionError(version, source, pause)
 

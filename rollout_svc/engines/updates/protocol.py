@@ -11,11 +11,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 from rollout_svc.engines.calls import Call, Reply
 
-__all__ = ["WAYS", "Ask", "EngineUpdate", "Opening", "Way"]
+__all__ = ["WAYS", "Ask", "EngineUpdate", "Opening", "Reverting", "Way"]
 
 Way = Literal["shm", "cuda_ipc", "distributed"]
 """How weights get from a trainer into an engine, handed over by us; also the name of the engine's capability."""
@@ -57,3 +57,11 @@ class EngineUpdate(Protocol):
 
     async def abandon(self, ask: Ask) -> None:
         """The update is over, and has failed, here or elsewhere."""
+
+
+@runtime_checkable
+class Reverting(Protocol):
+    """An engine's side of an update that can be taken back once it was closed; raises WorkerFailure."""
+
+    async def revert(self, ask: Ask, version: int) -> None:
+        """The weights before it are its weights again, labelled so where it has labels; nothing else came since."""

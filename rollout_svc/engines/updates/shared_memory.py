@@ -49,6 +49,10 @@ class SharedMemoryUpdate:
         """Swap in what was staged, and label it."""
         await self._post(ask, "/end_weight_update", {"weight_version": str(version)})
 
+    async def revert(self, ask: Ask, version: int) -> None:
+        """Swap back what was swapped out, and label it."""
+        await self._post(ask, "/revert_weight_update", {"weight_version": str(version)})
+
     async def abandon(self, ask: Ask) -> None:
         """Forget what was staged."""
         await self._post(ask, "/abandon_weight_update", {})

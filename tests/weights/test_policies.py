@@ -1,0 +1,222 @@
+"""An update that fails anywhere, in any way, under each policy: one version for the fleet, and nobody who lies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_svc.engines import Endpoint
+from rollout_svc.errors import NotNow
+from rollout_svc.weights.fleet import Source
+from rollout_svc.weights.phases import Phases
+from rollout_svc.weights.staging import Publisher
+from rollout_svc.weights.update import OnFailure
+from rollout_svc.workers.worker import WorkerState
+from tests.support.fallible import PUBLISHER, FallibleFleet
+from tests.support.virtual import virtual
+
+SETTLED_S = 200.0  # whatever was late has arrived
+POLICIES = get_args(OnFailure)
+SHM = Source("shm", publisher=Publisher(Endpoint(PUBLISHER, None, None), "shm"))
+
+
+async def updated(made: FallibleFleet, version: int, kind: str) -> tuple[bool, dict[str, Any]]:
+    """Update, wait until nothing is on its way, and check what has to hold after any; returns whether it was one."""
+    made.published += 1
+    source = SHM if kind == "shm" else Source("disk", f"/weights/v{made.published}")
+    policy, before = made.updater._on_failure, made.fleet.version
+    there = [worker for worker in made.workers.values() if worker.state is WorkerState.ACTIVE]
+    loop = asyncio.get_running_loop()
+    try:
+        record = await made.updater.update(version, source, Phases(loop.time), since=loop.time())
+        done = True
+    except NotNow as failure:
+        record, done = failure.detail, False
+    await asyncio.sleep(SETTLED_S)
+    results, fleet = record["workers"], made.fleet.version
+    if any(told["ok"] for told in results.values()):
+        made.has = made.published
+    assert record["version"] == fleet
+    assert results.keys() == made.workers.keys()
+    for worker in made.workers.values():
+        engine = made.engine(worker)
+        told = results[worker.worker_id]
+        if worker.state is WorkerState.ACTIVE and not engine.dead:
+            assert (engine.weights, engine.cached) == (made.has, made.has)
+            assert (engine.label, worker.version) == (str(fleet), fleet)
+        if told["ok"]:
+            assert (engine.weights, engine.cached, engine.label) == (made.published, made.published, str(version))
+        elif fleet == version != before:
+            assert worker.state is not WorkerState.ACTIVE
+        assert told["ok"] or told.get("error") or told.get("skipped")
+    failed = [worker for worker in there if not results[worker.worker_id]["ok"]]
+    assert done == (made.has == made.published and (not failed or policy == "quarantine"))
+    assert fleet in (before, version)
+    if failed and policy == "rollback":
+        assert fleet == before
+        assert not any(told["ok"] for told in results.values())
+    return done, results
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(data=st.data(), count=st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+@virtual
+async def test_after_any_update_the_fleet_is_at_one_version(data: st.DataObject, count: int, policy: OnFailure) -> None:
+    """P24 P25: whoever is in traffic has the fleet's weights, says so, and has no older cache; no failure is hidden."""
+    faults = st.sampled_from(["ok"] * 8 + ["refused", "lost", "late", "dead"])
+    calm = 0
+
+    def draw(url: str, path: str) -> str:
+        nonlocal calm
+        fault = "ok" if calm else data.draw(faults, f"{url}{path}")
+        return "ok" if path == "/model_info" and fault == "refused" else fault
+
+    made = FallibleFleet(count, policy, draw)
+    for _ in range(data.draw(st.integers(1, 4), "updates")):
+        step = data.draw(st.sampled_from([1, 1, 1, 0, -1]), "step")  # not greater: forced
+        kind = data.draw(st.sampled_from(["disk", "shm"]), "kind")
+        await updated(made, max(0, made.fleet.version + step), kind)
+    calm = 1  # nothing fails any more: whoever lives has a way back
+    if any(not engine.dead for engine in made.engines.values()):
+        done, results = await updated(made, 9, "disk")
+        assert done
+        assert all(results[w.worker_id]["ok"] for w in made.workers.values() if not made.engine(w).dead)
+
+
+def failing(*where: tuple[str, str, str]) -> Any:
+    """Draw these faults, once each: engine, path, fault."""
+    left = list(where)
+
+    def draw(url: str, path: str) -> str:
+        for one in left:
+            if one[:2] == (url, path):
+                left.remove(one)
+                return one[2]
+        return "ok"
+
+    return draw
+
+
+@pytest.mark.parametrize(
+    ("policy", "fleet", "weights", "states"),
+    [
+        ("stop", 1, [1, 0], ["ACTIVE", "QUARANTINED"]),
+        ("rollback", 0, [0, 0], ["ACTIVE", "ACTIVE"]),
+        ("quarantine", 1, [1, 0], ["ACTIVE", "QUARANTINED"]),
+    ],
+)
+@virtual
+async def test_one_that_refuses_at_the_end(policy: OnFailure, fleet: int, weights: Any, states: Any) -> None:
+    """P24: it staged all, and did not swap: the other one keeps the new weights, or swaps the old ones in again."""
+    made = FallibleFleet(2, policy, failing(("http://e1", "/end_weight_update", "refused")))
+    done, results = await updated(made, 1, "shm")
+    assert (done, made.fleet.version) == (policy == "quarantine", fleet)
+    assert [engine.weights for engine in made.engines.values()] == weights
+    assert [str(worker.state) for worker in made.workers.values()] == states
+    assert ("it was taken back" in results["w0"].get("error", "")) == (policy == "rollback")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("path", ["/begin_weight_update", "/update_weights_from_shared_memory"])
+@virtual
+async def test_one_that_dies_while_it_is_handed_weights(policy: OnFailure, path: str) -> None:
+    """P24: it ends the update for all, and nothing has changed; or the others go on without it, to the end."""
+    made = FallibleFleet(2, policy, failing(("http://e1", path, "dead")))
+    done, results = await updated(made, 1, "shm")
+    there = made.engines["http://e0"]
+    expected = (True, 1, True) if policy == "quarantine" else (False, 0, False)
+    assert (done, there.weights, results["w0"]["ok"]) == expected
+    assert there.staged is None
+    assert made.workers["w0"].state is WorkerState.ACTIVE
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@virtual
+async def test_one_that_dies_between_the_last_bucket_and_the_end(policy: OnFailure) -> None:
+    """P24: the version the fleet is at afterwards is the policy's, and the dead one is named."""
+    made = FallibleFleet(2, policy, failing(("http://e1", "/end_weight_update", "dead")))
+    done, results = await updated(made, 1, "shm")
+    assert (done, made.fleet.version) == (policy == "quarantine", 0 if policy == "rollback" else 1)
+    assert not results["w1"]["ok"]
+    assert made.workers["w1"].state is WorkerState.DEAD
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("path", ["/begin", "/next"])
+@virtual
+async def test_a_publisher_that_dies_changes_nothing(policy: OnFailure, path: str) -> None:
+    """P24: under every policy: all have what they had, nothing staged, all in traffic."""
+    made = FallibleFleet(2, policy, failing((PUBLISHER, path, "dead")))
+    done, results = await updated(made, 1, "shm")
+    assert (done, made.fleet.version) == (False, 0)
+    assert all("the publisher" in told["error"] for told in results.values())
+    assert [(e.weights, e.staged) for e in made.engines.values()] == [(0, None)] * 2
+    assert {worker.state for worker in made.workers.values()} == {WorkerState.ACTIVE}
+
+
+@virtual
+async def test_a_rollback_loads_what_was_loaded_before() -> None:
+    """P24: from disk the version before is its path; what came from nowhere cannot be had again, and is out."""
+    made = FallibleFleet(3, "rollback", failing(("http://e2", "/update_weights_from_disk", "ok")))
+    assert (await updated(made, 1, "disk"))[0]
+    made.draw = failing(("http://e2", "/update_weights_from_disk", "refused"))
+    assert not (await updated(made, 2, "disk"))[0]
+    assert [engine.weights for engine in made.engines.values()] == [1, 1, 1]
+    assert {worker.state for worker in made.workers.values()} == {WorkerState.ACTIVE}
+    made = FallibleFleet(2, "rollback", failing(("http://e1", "/update_weights_from_disk", "refused")))
+    done, results = await updated(made, 1, "disk")
+    assert (done, made.fleet.version) == (False, 0)
+    assert [str(worker.state) for worker in made.workers.values()] == ["QUARANTINED", "ACTIVE"]
+    assert "it could not be taken back: cannot: the weights of version 0 were there from the start" in str(results)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("path", ["/update_weights_from_disk", "/end_weight_update"])
+@virtual
+async def test_weights_that_may_still_arrive_keep_their_engine_out(policy: OnFailure, path: str) -> None:
+    """P24: it did not answer, and reports what it had: nobody generates there, and ours is started again."""
+    made = FallibleFleet(1, policy, failing(("http://e0", path, "late")))
+    done, _ = await updated(made, 1, "shm" if path == "/end_weight_update" else "disk")
+    worker = made.workers["w0"]
+    assert (done, made.fleet.version, worker.state) == (False, 0, WorkerState.QUARANTINED)
+    assert "may still be loaded" in worker.reason
+    assert made.restarted == ["w0"]
+
+
+@virtual
+async def test_one_that_swapped_and_was_not_asked_has_an_old_cache() -> None:
+    """P25: its version could not be confirmed, so nothing was flushed: out, however well it says it is later."""
+    made = FallibleFleet(2, "stop", failing(("http://e1", "/model_info", "lost")))
+    done, results = await updated(made, 1, "shm")
+    assert not done
+    assert (results["w1"]["version"], results["w1"]["flushed"]) == (1, False)
+    assert made.workers["w1"].state is WorkerState.QUARANTINED
+
+
+@virtual
+async def test_one_that_swapped_back_and_did_not_answer_has_an_old_cache() -> None:
+    """P24 P25: its label is the right one again, and that is no proof of anything else: out."""
+    faults = (("http://e1", "/end_weight_update", "refused"), ("http://e0", "/revert_weight_update", "lost"))
+    made = FallibleFleet(2, "rollback", failing(*faults))
+    done, results = await updated(made, 1, "shm")
+    assert (done, made.engines["http://e0"].label) == (False, "0")
+    assert "could not be taken back" in results["w0"]["error"]
+    assert [str(worker.state) for worker in made.workers.values()] == ["QUARANTINED", "ACTIVE"]
+
+
+@pytest.mark.parametrize("kind", ["disk", "shm"])
+@virtual
+async def test_the_same_version_brought_again_is_not_taken_for_there(kind: str) -> None:
+    """P24: whoever refuses it reports that very version, and has other weights of it: out."""
+    path = "/update_weights_from_disk" if kind == "disk" else "/end_weight_update"
+    made = FallibleFleet(2, "stop", failing())
+    assert (await updated(made, 1, "disk"))[0]
+    made.draw = failing(("http://e1", path, "refused"))
+    done, _ = await updated(made, 1, kind)
+    assert (done, [str(worker.state) for worker in made.workers.values()]) == (False, ["ACTIVE", "QUARANTINED"])
+    assert made.workers["w1"].half_loaded
