@@ -12,7 +12,14 @@ from __future__ import annotations
 from rollout_svc.events.base import Event
 from rollout_svc.events.batches import BatchAcked, BatchTaken, EvaluationFinished, EvaluationStarted, LeaseExpired
 from rollout_svc.events.bus import EventBus
-from rollout_svc.events.control import PauseFinished, PauseStarted, Resumed, RungReached, WeightsUpdated
+from rollout_svc.events.control import (
+    PauseFinished,
+    PauseStarted,
+    Resumed,
+    RungReached,
+    WeightsUnconfirmed,
+    WeightsUpdated,
+)
 from rollout_svc.events.engines import (
     CapabilityWithdrawn,
     EngineDoubted,
@@ -72,6 +79,7 @@ __all__ = [
     "SampleFailed",
     "SourceSkips",
     "TrajectoriesFailing",
+    "WeightsUnconfirmed",
     "WeightsUpdated",
     "WorkerChanged",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rollout_svc.events.base import Event
 from rollout_svc.gate import Lane, Mode
 
-__all__ = ["PauseFinished", "PauseStarted", "Resumed", "RungReached", "WeightsUpdated"]
+__all__ = ["PauseFinished", "PauseStarted", "Resumed", "RungReached", "WeightsUnconfirmed", "WeightsUpdated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,14 @@ class Resumed(Event):
 
     ticket: int
     lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsUnconfirmed(Event):
+    """An engine that reports no versions was updated, and nobody asked it for a known answer; once for each worker."""
+
+    worker: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.RungReached: ("pause.rung", "debug"),
     events.PauseFinished: ("pause.finished", "info"),
     events.Resumed: ("pause.resumed", "debug"),
+    events.WeightsUnconfirmed: ("weights.unconfirmed", "warning"),
     events.WeightsUpdated: ("weights.updated", "info"),
     events.BatchTaken: ("batch.taken", "info"),
     events.BatchAcked: ("batch.acked", "debug"),

@@ -422,6 +422,10 @@ class WorkerUpdate(BaseModel):
     """Why it failed."""
     flushed: bool | None = None
     """False: its cache may still hold what older weights made."""
+    confirmed: bool | None = None
+    """False: it reports no versions, and was not asked for a known answer: that it has the weights is our word."""
+    probed: bool | None = None
+    """Whether it gave the known answer; false: it is frozen, and generates nothing."""
 
 
 class WeightsUpdated(Record):

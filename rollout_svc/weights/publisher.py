@@ -26,6 +26,7 @@ from aiohttp import web
 
 from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.weights.bucket import cut
+from rollout_svc.weights.probe import Probe
 from rollout_svc.weights.senders.protocol import Engine, Named, Sender
 from rollout_svc.weights.senders.registry import make_sender
 
@@ -89,6 +90,7 @@ class WeightPublisher:
         *,
         pause: Mapping[str, Any] | None = None,
         check_finite: bool = False,
+        probe: Probe | None = None,
     ) -> Mapping[str, Any]:
         """Bring every worker to these weights.
 
@@ -98,6 +100,8 @@ class WeightPublisher:
             version: trainer steps whose weights these are.
             pause: arguments of a pause to be made around it; None: the stage is paused already.
             check_finite: have engines refuse NaN and infinity.
+            probe: what engines with these weights generate, `Probe.of(model, prompt_ids)`: those that report no
+                versions have to show it before they get traffic.
 
         Returns:
             What `update_weights` answers.
@@ -112,7 +116,9 @@ class WeightPublisher:
         publishing = _Publishing(self._sender, tensors, self._bucket_bytes, check_finite=check_finite)
         self._publishing = publishing
         try:
-            source = {"kind": self._sender.way, "publisher": self._url, "token": self._token}
+            source: dict[str, Any] = {"kind": self._sender.way, "publisher": self._url, "token": self._token}
+            if probe is not None:
+                source["probe"] = probe.as_json()
             return await self._client.update_weights(version, source, pause=pause)
         finally:
             self._publishing = None

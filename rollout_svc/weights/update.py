@@ -87,6 +87,7 @@ class WeightUpdater:
                     )
                 )
             results.update({w.worker_id: outcome for w, outcome in zip(targets, outcomes, strict=True)})
+            await self._fleet.confirmation.confirm_all(targets, version, source.probe, results, phases)
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
             odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
             if updated:
