@@ -17,8 +17,10 @@ from rollout_svc.events.control import (
     PauseStarted,
     Resumed,
     RungReached,
+    WeightsProgress,
     WeightsUnconfirmed,
     WeightsUpdated,
+    WeightUpdateEnded,
 )
 from rollout_svc.events.engines import (
     CapabilityWithdrawn,
@@ -79,6 +81,8 @@ __all__ = [
     "SampleFailed",
     "SourceSkips",
     "TrajectoriesFailing",
+    "WeightUpdateEnded",
+    "WeightsProgress",
     "WeightsUnconfirmed",
     "WeightsUpdated",
     "WorkerChanged",

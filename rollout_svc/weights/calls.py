@@ -90,20 +90,21 @@ class WeightCalls:
         pauses = self._pauses
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
+        if was_running and pause is None:
+            raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
+        refuse_undrained(pause.get("lanes", LANES) if was_running and pause is not None else pauses.drained)
         phases = Phases(asyncio.get_running_loop().time)
-        if was_running:
-            if pause is None:
-                raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
-            refuse_undrained(pause.get("lanes", LANES))
-            with phases.during("pause"):
-                await self._pause(**pause)
-            self._check()
-        refuse_undrained(pauses.drained)
-        record = await self._updater.update(version, source, phases, since=pauses.closed_at)
-        # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
-        if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
-            with phases.during("resume"):
-                pauses.resume()
+        with self._updater.telling(version, source, phases):
+            if was_running and pause is not None:
+                with phases.during("pause"):
+                    await self._pause(**pause)
+                self._check()
+                refuse_undrained(pauses.drained)
+            record = await self._updater.update(version, source, phases, since=pauses.closed_at)
+            # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
+            if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
+                with phases.during("resume"):
+                    pauses.resume()
         return record
 
     async def assert_version(self, version: int) -> None:

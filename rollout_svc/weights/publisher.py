@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from aiohttp import web
 
 from rollout_svc.engines.updates.protocol import Way
+from rollout_svc.weights.bar import Bar, make_bar
 from rollout_svc.weights.bucket import cut
 from rollout_svc.weights.probe import Probe
 from rollout_svc.weights.senders.protocol import Engine, Named, Sender
@@ -91,6 +92,7 @@ class WeightPublisher:
         pause: Mapping[str, Any] | None = None,
         check_finite: bool = False,
         probe: Probe | None = None,
+        progress: bool | None = None,
     ) -> Mapping[str, Any]:
         """Bring every worker to these weights.
 
@@ -102,6 +104,7 @@ class WeightPublisher:
             check_finite: have engines refuse NaN and infinity.
             probe: what engines with these weights generate, `Probe.of(model, prompt_ids)`: those that report no
                 versions have to show it before they get traffic.
+            progress: show a bar on standard error; None: where that is a terminal.
 
         Returns:
             What `update_weights` answers.
@@ -114,6 +117,7 @@ class WeightPublisher:
             raise RuntimeError("this publisher has an update under way")
         await self._open()
         publishing = _Publishing(self._sender, tensors, self._bucket_bytes, check_finite=check_finite)
+        publishing.bar = make_bar(f"weights {version}", publishing.total_bytes, wanted=progress)
         self._publishing = publishing
         try:
             source: dict[str, Any] = {"kind": self._sender.way, "publisher": self._url, "token": self._token}
@@ -172,6 +176,9 @@ class _Publishing:
     ) -> None:
         self.transfer_s = 0.0
         self._sender = sender
+        self.bar: Bar | None = None
+        self.total_bytes = sum(tensor.nbytes for tensor in tensors.values()) if isinstance(tensors, Mapping) else None
+        self._given = 0  # bytes of the bucket that is on its way
         self._manifest = _manifest(tensors) if isinstance(tensors, Mapping) else None
         self._pairs: Iterable[Named] = tensors.items() if isinstance(tensors, Mapping) else tensors
         self._bucket_bytes = bucket_bytes
@@ -186,7 +193,8 @@ class _Publishing:
         async with self._working:
             openings = await asyncio.to_thread(self._sender.open, _engines(body.get("engines")))
             self._buckets = cut(self._pairs, self._bucket_bytes, "elements" if self._sender.one_dtype else "bytes")
-        return {"manifest": self._manifest, "check_finite": self._check_finite, "openings": openings}
+        told = {"manifest": self._manifest, "bytes": self.total_bytes, "check_finite": self._check_finite}
+        return told | {"openings": openings}
 
     async def next(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """The next bucket; whoever asks has loaded the one before."""
@@ -203,16 +211,20 @@ class _Publishing:
         async with self._working:
             self._buckets = iter(())
             await asyncio.to_thread(self._sender.close, whole=whole)
+        if self.bar is not None:
+            self.bar.close()
 
     def _write(self) -> dict[str, Any]:
         """Have the next bucket ready; every engine has loaded the one before."""
         began = time.monotonic()
+        if self.bar is not None and self._given:
+            self.bar.loaded(self._given)
         tensors = next(self._buckets, None)
         if tensors is None:
             self.transfer_s = time.monotonic() - self._began
             return {"bodies": None}
         bodies = self._sender.write(tensors)
-        size = sum(tensor.nbytes for _, tensor in tensors)
+        self._given = size = sum(tensor.nbytes for _, tensor in tensors)
         return {"bodies": bodies, "bytes": size, "flatten_s": time.monotonic() - began}
 
 

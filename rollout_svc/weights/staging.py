@@ -5,7 +5,7 @@ for each of them, all at once, and the next bucket is asked for when each has th
 
 | call | body | answer |
 |---|---|---|
-| `/begin` | `{version, engines: [{id, dialect, ranks}]}` | `{manifest?, check_finite?, openings?: {id: {…}}}` |
+| `/begin` | `{version, engines: [{id, dialect, ranks}]}` | `{manifest?, bytes?, check_finite?, openings?: {id: {…}}}` |
 | `/next` | `{}` | `{bodies: {id: {…}} or null, bytes, flatten_s}` |
 | `/end` | `{whole}` | anything |
 
@@ -122,6 +122,8 @@ class Staging:
         with phases.during("transfer"):
             answer = await self._ask(publisher, "/begin", {"version": version, "engines": _engines(workers, staged)})
         openings = _by_engine(answer.get("openings") or {})
+        if type(answer.get("bytes")) is int and answer["bytes"] >= 0:
+            phases.expect(answer["bytes"])
         manifest, check_finite = answer.get("manifest"), answer.get("check_finite") is True
 
         async def begin(one: _Recipient, ask: Ask) -> None:
@@ -150,7 +152,8 @@ class Staging:
     async def _next(self, publisher: Endpoint, phases: Phases) -> dict[str, Any]:
         """The next bucket; it says itself for how long it was flattened."""
         asked = asyncio.get_running_loop().time()
-        answer = await self._ask(publisher, "/next", {})
+        with phases.at("transfer"):
+            answer = await self._ask(publisher, "/next", {})
         took_s = asyncio.get_running_loop().time() - asked
         flatten_s = min(float(answer.get("flatten_s", 0.0)), took_s)
         phases.add("flatten", flatten_s)

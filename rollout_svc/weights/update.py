@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from rollout_svc.errors import NotNow, WorkerFailure
@@ -21,6 +21,7 @@ from rollout_svc.events import EventBus, WeightsUpdated
 from rollout_svc.weights.fleet import Fleet, Source
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
+from rollout_svc.weights.progress import telling
 from rollout_svc.weights.staging import Publisher, Staged, Staging
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
@@ -46,6 +47,11 @@ class WeightUpdater:
         self._pool = pool
         self._bus = bus
 
+    def telling(self, version: int, source: Source, phases: Phases) -> AbstractContextManager[None]:
+        """Tell how far an update is, and how it ended; the body is all of it, the pause around it too."""
+        self.phases = phases
+        return telling(self._bus, version, source.kind, phases)
+
     async def update(self, version: int, source: Source, phases: Phases, *, since: float) -> dict[str, Any]:
         """Bring the fleet to `version`; the caller has made sure that every lane is drained.
 
@@ -62,7 +68,6 @@ class WeightUpdater:
         Raises:
             NotNow: `update_failed`, with the same record as `detail`.
         """
-        self.phases = phases
         started = asyncio.get_running_loop().time()
         active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
         # From the look on: a stronger pause may join while the others are asked, and what is frozen must stay so.
