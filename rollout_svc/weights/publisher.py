@@ -34,9 +34,10 @@ from rollout_svc.weights.senders.registry import make_sender
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Client", "WeightPublisher"]
+__all__ = ["BUCKET_BYTES", "Client", "WeightPublisher"]
 
-_BUCKET_BYTES: Final = 256 * 2**20
+BUCKET_BYTES: Final = 256 * 2**20
+"""Most bytes of a bucket, unless said: large enough that a call for each costs nothing, small beside a model."""
 
 
 class Client(Protocol):
@@ -56,7 +57,7 @@ class WeightPublisher:
             it, seconds.
     """
 
-    def __init__(self, client: Client, *, way: Way = "shm", bucket_bytes: int = _BUCKET_BYTES) -> None:
+    def __init__(self, client: Client, *, way: Way = "shm", bucket_bytes: int = BUCKET_BYTES) -> None:
         """Make a publisher; nothing is opened before the first update.
 
         Args:
