@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from rollout_svc.weights.publisher import BUCKET_BYTES, WeightPublisher
+from rollout_svc.weights.publisher import WeightPublisher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import torch
 
-    from rollout_svc.engines.updates.protocol import Way
     from rollout_svc.rpc.client import SyncRolloutClient
     from rollout_svc.weights.senders.protocol import Named
 
@@ -29,13 +28,12 @@ class SyncWeightPublisher:
 
     Args:
         client: who asks for the update.
-        way: how weights get to the engines.
-        bucket_bytes: most bytes of a bucket, unless a tensor is larger.
+        settings: those of `WeightPublisher`.
     """
 
-    def __init__(self, client: SyncRolloutClient, *, way: Way = "shm", bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, client: SyncRolloutClient, **settings: Any) -> None:
         self._client = client
-        self._publisher = WeightPublisher(client.inner, way=way, bucket_bytes=bucket_bytes)
+        self._publisher = WeightPublisher(client.inner, **settings)
         self._used = False
 
     def __enter__(self) -> Self:

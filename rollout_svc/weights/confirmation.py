@@ -77,7 +77,7 @@ class Confirmation:
         worker.contradiction = None  # it was of other weights
         if probe is None or not _asks(worker, probe):
             return self._unasked(worker, version)
-        if worker.frozen:
+        if worker.frozen:  # it generates nothing, whatever it is asked
             return {"probed": False, **self._unasked(worker, version)}
         said = await asyncio.gather(*(self._ask(worker, engine, probe) for engine in worker.engines))
         for engine, words in zip(worker.engines, said, strict=True):

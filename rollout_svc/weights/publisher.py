@@ -34,10 +34,9 @@ from rollout_svc.weights.senders.registry import make_sender
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUCKET_BYTES", "Client", "WeightPublisher"]
+__all__ = ["Client", "WeightPublisher"]
 
-BUCKET_BYTES: Final = 256 * 2**20
-"""Most bytes of a bucket, unless said: large enough that a call for each costs nothing, small beside a model."""
+_BUCKET_BYTES: Final = 256 * 2**20
 
 
 class Client(Protocol):
@@ -57,7 +56,7 @@ class WeightPublisher:
             it, seconds.
     """
 
-    def __init__(self, client: Client, *, way: Way = "shm", bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, client: Client, *, way: Way = "shm", bucket_bytes: int = _BUCKET_BYTES) -> None:
         """Make a publisher; nothing is opened before the first update.
 
         Args:

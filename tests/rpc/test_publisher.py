@@ -13,6 +13,8 @@ from rollout_svc import Probe, SyncRolloutClient, SyncWeightPublisher
 from rollout_svc.errors import NotNow
 from rollout_svc.rpc.server import serve_http
 from tests.embedded.helpers import served, small_model
+from tests.rpc.api import api
+from tests.support.fake_lmdeploy import FakeLMDeploy, Reply
 from tests.support.stage import stage
 
 
@@ -61,5 +63,31 @@ def test_one_that_was_never_used_has_nothing_to_close() -> None:
         with SyncWeightPublisher(client) as publisher:
             assert publisher.allocated == 0
         with pytest.raises(ValueError, match="expected one of"):
-            SyncWeightPublisher(client, way="pigeon")  # type: ignore[arg-type]
+            SyncWeightPublisher(client, way="pigeon")
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"logprobs": [-0.5]}, "source.probe.logprobs"),
+        ({"logprobs": [-0.5, "much"]}, "source.probe.logprobs.1"),
+        ({"prompt_ids": [1] * 1025}, "source.probe.prompt_ids"),
+        ({"response_ids": []}, "source.probe.response_ids"),
+        ({"tolerance": 0}, "source.probe.tolerance"),
+        ({"guess": 1}, "source.probe.guess"),
+    ],
+)
+async def test_a_probe_over_http(change: dict[str, Any], path: str) -> None:
+    """P7 P35: one that cannot be right is 400 at its field and pauses nothing; a good one is asked."""
+    probe = {"prompt_ids": [1], "response_ids": [7, 2], "logprobs": [-0.5, -0.25]}
+    async with FakeLMDeploy() as engine, api(engine) as call:
+        engine.answer = lambda _: Reply(tokens=[7, 2], logprobs=[-0.5, -0.25], finish="length")
+        body: dict[str, Any] = {"version": 1, "source": {"kind": "external", "probe": {**probe, **change}}, "pause": {}}
+        status, kind, detail = await call.refused("POST", "/v1/weights", body)
+        assert (status, kind) == (400, "bad_request")
+        assert path in [problem["path"] for problem in detail]
+        assert call.stage.service.status()["ticket"] == 0
+        body["source"]["probe"] = probe
+        status, answer = await call("POST", "/v1/weights", body)
+        assert (status, answer["workers"]["w0"]) == (200, {"ok": True, "version": 1, "probed": True})
