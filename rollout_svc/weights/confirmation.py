@@ -4,6 +4,7 @@ Invariants:
 
 - Asked once it has them and its caches are flushed, while the gate is closed. The request goes to each engine behind
   a worker itself and counts as nobody's: what it cannot finish in time is aborted before anybody goes on.
+- Who is being asked is in `asking`: it runs something of ours that is in nobody's books, so no weights move to it.
 - An engine whose requests are frozen generates nothing, and is not asked.
 - Without a known answer nothing is asked, and what an engine without labels has is our word: said in the answer of the
   update, and once in the log.
@@ -34,7 +35,11 @@ _PROBE_S: Final = 30.0  # seconds an idle engine has for a handful of tokens; it
 
 
 class Confirmation:
-    """Asks engines for a known answer; see the module's invariants."""
+    """Asks engines for a known answer; see the module's invariants.
+
+    Attributes:
+        asking: ids of the workers that are asked now.
+    """
 
     def __init__(
         self, *, pool: WorkerPool, transport: Transport, bus: EventBus, presence: Presence, new_id: Callable[[], str]
@@ -44,6 +49,7 @@ class Confirmation:
         self._transport = transport
         self._bus = bus
         self._new_id = new_id
+        self.asking: set[str] = set()
         self._told: set[str] = set()  # workers of which it was said that nobody confirms what they have
 
     async def confirm_all(
@@ -79,7 +85,11 @@ class Confirmation:
             return self._unasked(worker, version)
         if worker.frozen:  # it generates nothing, whatever it is asked
             return {"probed": False, **self._unasked(worker, version)}
-        said = await asyncio.gather(*(self._ask(worker, engine, probe) for engine in worker.engines))
+        self.asking.add(worker.worker_id)
+        try:
+            said = await asyncio.gather(*(self._ask(worker, engine, probe) for engine in worker.engines))
+        finally:
+            self.asking.discard(worker.worker_id)
         for engine, words in zip(worker.engines, said, strict=True):
             if words is not None:
                 name = "" if worker.front is None else f"{engine.url}: "

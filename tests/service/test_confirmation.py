@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout_svc.errors import NotNow
 from rollout_svc.events import WeightsUnconfirmed
+from rollout_svc.weights import confirmation
 from rollout_svc.weights.probe import Probe
 from rollout_svc.weights.publisher import WeightPublisher
 from rollout_svc.workers.worker import WorkerState
@@ -133,3 +135,74 @@ async def test_every_engine_shows_what_it_has_where_that_is_asked_for() -> None:
             assert made.worker().state is WorkerState.QUARANTINED
             assert (await publisher.publish(model.state_dict(), 4, pause={}, probe=probe))["version"] == 4
             await made.until(lambda: made.worker().state is WorkerState.ACTIVE)
+
+
+async def test_a_probe_that_is_not_answered_in_time_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P24: the engine has its seconds, then the request is ended there, and the worker is odd."""
+    monkeypatch.setattr(confirmation, "_PROBE_S", 0.05)
+    async with FakeLMDeploy() as engine, stage(engine) as made:
+        engine.answer = lambda _: None
+        with pytest.raises(NotNow) as refused:
+            await update(made, 1, EXTERNAL, engine)
+        assert "no answer within 0.05 s" in refused.value.detail["workers"]["w0"]["error"]
+        assert len(engine.aborts) == 1
+        await engine.wait_idle()
+
+
+async def test_a_frozen_engine_is_not_asked() -> None:
+    """P7 P24: it would not answer: its label has to do, and the update says that nobody asked."""
+    every = {**PROBE, "every": True}
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        answer = await made.service.update_weights(1, {"kind": "external", "probe": every}, pause={"mode": "keep"})
+        assert answer["workers"] == {"w0": {"ok": True, "version": 1, "probed": False}}
+        assert len(engine.requests) == 1
+        engine.release()
+
+
+async def test_one_that_has_weights_replayed_to_it_is_asked_before_it_gets_traffic(tmp_path: Path) -> None:
+    """P7 P24: `disk` is loaded again where an engine answered wrongly, and then it has to answer rightly."""
+    source = {"kind": "disk", "path": str(tmp_path), "probe": {**PROBE, "every": True}}
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        FakeSGLang(weight_version="0") as other,
+        stage(engine, other) as made,
+    ):
+        engine.answer, other.answer = knowing(-0.5, -0.25), knowing(-0.5, -0.35)
+        with pytest.raises(NotNow) as refused:
+            await made.service.update_weights(1, source, pause={})
+        assert refused.value.detail["workers"]["w0"]["probed"] is True
+        assert "-0.35" in refused.value.detail["workers"]["w1"]["error"]
+        loads = len(other.updates)
+        await made.resume()
+        await made.until(lambda: len(other.updates) > loads + 1)
+        assert made.worker(1).state is WorkerState.QUARANTINED
+        assert "-0.35" in made.worker(1).reason
+        other.answer = knowing(-0.5, -0.25)
+        await made.until(lambda: made.worker(1).state is WorkerState.ACTIVE)
+
+
+async def test_nothing_moves_to_an_engine_that_is_being_asked(tmp_path: Path) -> None:
+    """P24: an update that comes while a worker on its way back is asked lists it, and leaves it for later."""
+    source = {"kind": "disk", "path": str(tmp_path), "probe": {**PROBE, "every": True}}
+    async with (
+        FakeSGLang(weight_version="0") as engine,
+        FakeSGLang(weight_version="0") as other,
+        stage(engine, other) as made,
+    ):
+        engine.answer, other.answer = knowing(-0.5, -0.25), knowing(-9.0, -9.0)
+        with pytest.raises(NotNow):
+            await made.service.update_weights(1, source, pause={})
+        await made.resume()
+        asked_before = len(other.requests)
+        other.answer = None  # the next one stays open
+        await other.wait_requests(asked_before + 1)
+        loads = len(other.updates)
+        answer = await made.service.update_weights(2, source, pause={})
+        assert answer["workers"]["w0"] == {"ok": True, "version": 2, "probed": True}
+        assert answer["workers"]["w1"]["skipped"].startswith("QUARANTINED")
+        assert len(other.updates) == loads
+        other.answer = knowing(-0.5, -0.25)
+        other.release(tokens=[1])
+        await made.until(lambda: made.worker(1).state is WorkerState.ACTIVE)
+        assert other.weight_version == "2"
