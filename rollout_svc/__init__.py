@@ -13,24 +13,33 @@ if TYPE_CHECKING:
     from rollout_svc.configfile import config_from_mapping, load_config
     from rollout_svc.judging import JudgedSample, Reward
     from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
+    from rollout_svc.rpc.publisher import SyncWeightPublisher
     from rollout_svc.service import RolloutService
+    from rollout_svc.weights.probe import Probe
+    from rollout_svc.weights.publisher import WeightPublisher
 
 __all__ = [
     "JudgedSample",
+    "Probe",
     "Reward",
     "RolloutClient",
     "RolloutService",
     "SyncRolloutClient",
+    "SyncWeightPublisher",
+    "WeightPublisher",
     "config_from_mapping",
     "load_config",
 ]
 
 _HOMES: Final = {
     "JudgedSample": "rollout_svc.judging",
+    "Probe": "rollout_svc.weights.probe",
     "Reward": "rollout_svc.judging",
     "RolloutClient": "rollout_svc.rpc.client",
     "RolloutService": "rollout_svc.service",
     "SyncRolloutClient": "rollout_svc.rpc.client",
+    "SyncWeightPublisher": "rollout_svc.rpc.publisher",
+    "WeightPublisher": "rollout_svc.weights.publisher",
     "config_from_mapping": "rollout_svc.configfile",
     "load_config": "rollout_svc.configfile",
 }

@@ -48,6 +48,7 @@ from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tensors import Handles, Store
 from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
 from rollout_svc.trajectories import Trajectories, trajectory_problems
+from rollout_svc.weights.confirmation import Confirmation
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.presence import Presence
 from rollout_svc.weights.staging import Staging
@@ -287,8 +288,13 @@ class _FleetParts:
             router=Router(config.routing),
             experts=ground.experts,
         )
+        presence = Presence(self.pool, tasks)
+        confirmation = Confirmation(
+            pool=self.pool, transport=ground.transport, bus=bus, presence=presence, new_id=ground.outside.new_id
+        )
         self.fleet = Fleet(
             control=self.control,
+            confirmation=confirmation,
             initial_version=config.trainer.initial_version,
             update_timeout_s=update_timeout_s,
         )
@@ -312,7 +318,6 @@ class _FleetParts:
             bus=bus,
             rng=ground.rng,
         )
-        presence = Presence(self.pool, tasks)
         staging = Staging(ground.transport, self.control, presence, update_timeout_s)
         self.updater = WeightUpdater(
             fleet=self.fleet,

@@ -69,6 +69,8 @@ async def _serve(config: Config, level: Level, restore: Restore | None) -> tuple
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
     service = RolloutService(config, bus=bus, restore=restore)
     log_events(bus, level)
+    if sys.stderr.isatty():
+        _show_weights(bus)
     metrics = Metrics(bus, service.status)
     stop, failed = asyncio.Event(), asyncio.Event()
     bus.subscribe(ComponentDied, lambda _: failed.set())
@@ -116,6 +118,14 @@ async def _run(service: RolloutService, url: str, stop: asyncio.Event, failed: a
     finally:
         for task in (stopping, ready):
             task.cancel()
+
+
+def _show_weights(bus: EventBus) -> None:
+    from rich.console import Console  # noqa: PLC0415 - only where somebody watches
+
+    from rollout_svc.observe.weight_bar import show_weights  # noqa: PLC0415 - as above
+
+    show_weights(bus, Console(stderr=True))
 
 
 def _calm_collector() -> None:

@@ -23,10 +23,15 @@ import json
 from rollout_svc.embedded.model import build, preset
 from rollout_svc.embedded.model import save_weights as write
 
+import torch
+
 STEPS = 2
 seen = []
+model = build(preset("tiny"), seed=7)
 
 def train(groups):
+    with torch.no_grad():
+        model.head.weight.mul_(1.5)
     for group in groups:
         for sample in group["samples"]:
             assert sample["status"] == "COMPLETED" and sample["reward"] is not None
@@ -67,7 +72,7 @@ def start(*command: object, word: str) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["train_disk.py", "train_external.py"])
+@pytest.mark.parametrize("name", ["train_disk.py", "train_external.py", "train_publish.py"])
 def test_a_reader_can_run_the_loop_as_it_stands(name: str, tmp_path: Path) -> None:
     """Two steps: batches arrive, weights move, the versions that the service reports follow."""
     engine, engine_url = start("engine", "--port", 0, word="engine.ready")
@@ -93,6 +98,7 @@ def test_a_reader_can_run_the_loop_as_it_stands(name: str, tmp_path: Path) -> No
         assert status["weight_version"] == 2
         assert status["state"] == "running"
         assert status["workers"][0]["weight_version"] == 2
+        assert status["weights"]["state"] == "idle"
     finally:
         service.terminate()
         engine.terminate()

@@ -12,7 +12,16 @@ from __future__ import annotations
 from rollout_svc.events.base import Event
 from rollout_svc.events.batches import BatchAcked, BatchTaken, EvaluationFinished, EvaluationStarted, LeaseExpired
 from rollout_svc.events.bus import EventBus
-from rollout_svc.events.control import PauseFinished, PauseStarted, Resumed, RungReached, WeightsUpdated
+from rollout_svc.events.control import (
+    PauseFinished,
+    PauseStarted,
+    Resumed,
+    RungReached,
+    WeightsProgress,
+    WeightsUnconfirmed,
+    WeightsUpdated,
+    WeightUpdateEnded,
+)
 from rollout_svc.events.engines import (
     CapabilityWithdrawn,
     EngineDoubted,
@@ -72,6 +81,9 @@ __all__ = [
     "SampleFailed",
     "SourceSkips",
     "TrajectoriesFailing",
+    "WeightUpdateEnded",
+    "WeightsProgress",
+    "WeightsUnconfirmed",
     "WeightsUpdated",
     "WorkerChanged",
 ]

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from rollout_svc.events.base import Event
 from rollout_svc.gate import Lane, Mode
 
-__all__ = ["PauseFinished", "PauseStarted", "Resumed", "RungReached", "WeightsUpdated"]
+__all__ = [
+    "PauseFinished",
+    "PauseStarted",
+    "Resumed",
+    "RungReached",
+    "WeightUpdateEnded",
+    "WeightsProgress",
+    "WeightsUnconfirmed",
+    "WeightsUpdated",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +61,19 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsUnconfirmed(Event):
+    """An engine that reports no versions was updated, and nobody asked it for a known answer; once for each worker."""
+
+    worker: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsUpdated(Event):
-    """An update ended; `odd` names the workers it did not reach, `phases` are seconds, but for `resume`."""
+    """The fleet has other weights, or an update failed; the gate is closed still.
+
+    `odd` names the workers it did not reach; `phases` are the seconds of those until now.
+    """
 
     version: int
     kind: str
@@ -61,3 +81,30 @@ class WeightsUpdated(Event):
     ok: bool
     odd: tuple[str, ...]
     phases: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsProgress(Event):
+    """An update is this far; told at most twice a second. `phase` is the one under way; None: between two."""
+
+    version: int
+    kind: str
+    phase: str | None
+    buckets: int
+    bytes: int
+    total_bytes: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdateEnded(Event):
+    """An update is over, with the pause around it where it made one; `phases` are seconds, `error` is empty if `ok`."""
+
+    version: int
+    kind: str
+    ok: bool
+    seconds: float
+    phases: dict[str, float]
+    buckets: int
+    bytes: int
+    error: str

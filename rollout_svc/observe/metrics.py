@@ -134,11 +134,11 @@ class Metrics:
         bus.subscribe(events.PauseFinished, lambda e: left.inc(e.abandoned))
         bus.subscribe(events.WeightsUpdated, lambda e: update.labels(str(e.ok).lower()).observe(e.seconds))
 
-        def update_phases(event: events.WeightsUpdated) -> None:
+        def update_phases(event: events.WeightUpdateEnded) -> None:
             for name, seconds in event.phases.items():
                 phase.labels(name).observe(seconds)
 
-        bus.subscribe(events.WeightsUpdated, update_phases)
+        bus.subscribe(events.WeightUpdateEnded, update_phases)
         bus.subscribe(events.BatchTaken, lambda e: wait.observe(e.wait_s))
 
     def _gauges(self) -> None:

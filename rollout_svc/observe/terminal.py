@@ -27,7 +27,7 @@ def show_status(status: dict[str, Any]) -> None:
     if phases := weights.get("phases_s"):
         took = "  ".join(f"{phase} {seconds:.3f} s" for phase, seconds in phases.items())
         moved = f"  {weights['buckets']} buckets, {weights['bytes'] / 2**20:.1f} MiB" if weights["buckets"] else ""
-        console.print(f"update: {took}{moved}", soft_wrap=True)
+        console.print(f"update: {took}{moved}{_under_way(weights)}", soft_wrap=True)
     workers = Table("worker", "url", "state", "in flight", "limit", "weights", "why", box=None, pad_edge=False)
     for worker in status["workers"]:
         style = _STYLE.get(worker["state"], "red")
@@ -40,6 +40,14 @@ def show_status(status: dict[str, Any]) -> None:
     if reason := status.get("producer", {}).get("waiting_for"):
         console.print(f"producer waits: {reason}")
     console.print(_ledger(status["ledger"]))
+
+
+def _under_way(weights: dict[str, Any]) -> str:
+    """How far an update is that has not ended."""
+    if weights.get("state") != "updating":
+        return ""
+    of = f" of {weights['total_bytes'] / 2**20:.1f} MiB" if weights["total_bytes"] is not None else ""
+    return f"{of}, {weights['phase'] or 'next'} now, {weights['seconds']:.1f} s so far"
 
 
 def show_report(report: dict[str, Any]) -> None:

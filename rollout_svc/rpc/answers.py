@@ -31,9 +31,7 @@ __all__ = [
     "Removed",
     "Report",
     "Status",
-    "WeightsUpdated",
     "WorkerRecord",
-    "WorkerUpdate",
     "Workers",
 ]
 
@@ -290,11 +288,19 @@ class WeightsRecord(Record):
     """The fleet's weights, and the update that is under way, or was the last."""
 
     version: Natural
+    state: Literal["idle", "updating"]
+    phase: Phase | None
+    """The one under way; null: none, or between two."""
     phases_s: dict[Phase, Seconds]
     """Those that took place."""
     buckets: Natural
     """How many every engine has."""
     bytes: Natural
+    """Of those."""
+    total_bytes: Natural | None
+    """Of all that will come; null: nobody said."""
+    seconds: Seconds
+    """Since it began, or all that it took."""
 
 
 class Status(Record):
@@ -406,29 +412,6 @@ class Accepted(Record):
     """How many prompts were new."""
 
     accepted: Natural
-
-
-class WorkerUpdate(BaseModel):
-    """What became of one engine: `ok`, and the version it has or why it has none."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    ok: bool
-    version: int | None = None
-    """What it reports now."""
-    skipped: str | None = None
-    """Why it was left alone."""
-    error: str | None = None
-    """Why it failed."""
-    flushed: bool | None = None
-    """False: its cache may still hold what older weights made."""
-
-
-class WeightsUpdated(Record):
-    """The fleet after an update."""
-
-    version: Natural
-    workers: dict[str, WorkerUpdate]
 
 
 class Document(BaseModel):

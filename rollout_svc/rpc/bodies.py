@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 from rollout_svc.config import Listed, SamplingConfig, TrainerConfig, WorkerConfig
 from rollout_svc.evaluations.request import MAX_PROMPTS
 from rollout_svc.gate import LANES, Lane
+from rollout_svc.weights.probe import DEFAULT_TOLERANCE, MAX_PROMPT, MAX_RESPONSE
 
 __all__ = [
     "Ack",
@@ -34,6 +35,7 @@ __all__ = [
 _MOST: Final = 2**63 - 1  # the largest number that every JSON reader of a signed 64 bit integer knows
 DeadlineS = Annotated[float, Field(gt=0, le=86_400)]
 Version = Annotated[int, Field(ge=0, le=_MOST)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ticket = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 
 
@@ -167,6 +169,20 @@ class Prompts(Body):
     """One or more."""
 
 
+class KnownAnswer(Body):
+    """What the new weights generate: greedily, at temperature 1."""
+
+    prompt_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT)]
+    response_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_RESPONSE)]
+    """With the stop token, where it ends with one."""
+    logprobs: Annotated[list[float], Field(min_length=1, max_length=MAX_RESPONSE)]
+    """One for each of `response_ids`."""
+    tolerance: Annotated[float, Field(gt=0)] = DEFAULT_TOLERANCE
+    """By how much a logprob may differ."""
+    every: bool = False
+    """Ask engines too that report the weight version themselves."""
+
+
 class WeightSource(Body):
     """Where new weights come from."""
 
@@ -199,6 +215,8 @@ class WeightSource(Body):
     """For `external`: the ids of those that were given the weights; null: every worker in traffic."""
     check_finite: bool = False
     """For `disk`: look through the files for NaN and infinity before anything is stopped."""
+    probe: KnownAnswer | None = None
+    """What every engine that reports no versions has to generate before it gets traffic; null: it is not asked."""
 
 
 class Weights(Body):

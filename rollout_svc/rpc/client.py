@@ -355,6 +355,15 @@ class SyncRolloutClient:
     ) -> None:
         self.close()
 
+    @property
+    def inner(self) -> RolloutClient:
+        """The client that does the work; its calls are for `run` alone."""
+        return self._client
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call in the background, and wait for it: for what is built on `inner`."""
+        return self._run(call)
+
     def close(self) -> None:
         """Close the connections and end the thread; idempotent, safe before the first call."""
         self._background.close(self._client.close)

@@ -18,6 +18,7 @@ from rollout_svc.rpc.batch_answer import BatchRecord
 from rollout_svc.rpc.evaluation_answer import EvaluationRecord
 from rollout_svc.rpc.memory_answer import MemoryRecord
 from rollout_svc.rpc.stuck_answer import StuckRecord
+from rollout_svc.rpc.weights_answer import WeightsUpdated
 
 __all__ = ["ROUTES", "Route"]
 
@@ -111,7 +112,7 @@ ROUTES: Final = (
         refusals={409: ("no_journal", "exists"), 503: (*_ALIVE, "starting", "checkpoint_failed")},
     ),
     Route(
-        *("POST", "/v1/weights", calls.update_weights, answers.WeightsUpdated),
+        *("POST", "/v1/weights", calls.update_weights, WeightsUpdated),
         body=bodies.Weights,
         refusals={
             409: (*_TICKETS, "frozen", "not_paused", "not_drained", "updating"),

@@ -129,18 +129,23 @@ class WeightCalls:
         self._check()
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
-        phases = Phases(asyncio.get_running_loop().time)
         if was_running:
-            during = _refuse_unpaused(pause)
-            with phases.during("pause"):
-                await self._pause(**during)
-            self._check()
-        refuse_undrained(pauses.drained)
-        record = await self._updater.update(version, source, phases, since=pauses.closed_at)
-        # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
-        if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
-            with phases.during("resume"):
-                pauses.resume()
+            _refuse_unpaused(pause)
+        else:
+            refuse_undrained(pauses.drained)
+        phases = Phases(asyncio.get_running_loop().time)
+        with self._updater.telling(version, source, phases):
+            if was_running:
+                during = _refuse_unpaused(pause)
+                with phases.during("pause"):
+                    await self._pause(**during)
+                self._check()
+            refuse_undrained(pauses.drained)
+            record = await self._updater.update(version, source, phases, since=pauses.closed_at)
+            # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
+            if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
+                with phases.during("resume"):
+                    pauses.resume()
         return record
 
     async def _refuse_unsound(self, source: Source) -> None:

@@ -20,6 +20,8 @@ from typing import Final, Literal
 from rollout_svc.engines import EngineInfo
 from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.errors import WorkerFailure
+from rollout_svc.weights.confirmation import Confirmation
+from rollout_svc.weights.probe import Probe
 from rollout_svc.weights.staging import Publisher
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.worker import Worker
@@ -41,6 +43,7 @@ class Source:
         workers: of `external`: whom the trainer says it gave the weights; None: everyone who was in traffic.
         publisher: of every other kind: who has the buckets, and how they travel.
         check_finite: of `disk`: NaN and infinity are refused before anything is stopped.
+        probe: what engines with these weights generate, where the caller knows.
     """
 
     kind: Literal["disk", "external"] | Way
@@ -48,6 +51,7 @@ class Source:
     workers: frozenset[str] | None = None
     publisher: Publisher | None = None
     check_finite: bool = False
+    probe: Probe | None = None
 
     @property
     def moves(self) -> bool:
@@ -58,7 +62,10 @@ class Source:
 class Fleet:
     """The fleet's weight version, and admission to it."""
 
-    def __init__(self, *, control: Control, initial_version: int, update_timeout_s: float) -> None:
+    def __init__(
+        self, *, control: Control, confirmation: Confirmation, initial_version: int, update_timeout_s: float
+    ) -> None:
+        self.confirmation = confirmation
         self.on_version: Callable[[int], None] = lambda _: None
         self._version = initial_version
         self._initial_version = initial_version
@@ -122,6 +129,8 @@ class Fleet:
         half_loaded = info.half_loaded or worker.half_loaded
         if half_loaded and (self.source is None or self.source.path is None):
             return "weights began to load there and never ended, and there are none to load instead: restart it"
+        if worker.contradiction is not None and (self.source is None or self.source.path is None):
+            return worker.contradiction
         if (
             worker.version is None
             and self.source is None
@@ -133,7 +142,7 @@ class Fleet:
         if worker.version is not None and self.source is None and not self._anyone:
             self.version = worker.version  # this service is younger than the engines it found
         target = self.version
-        if worker.version == target and not half_loaded:
+        if worker.version == target and not half_loaded and worker.contradiction is None:
             if worker.flushed != target and self.source is not None:
                 await self.flush(worker)
                 worker.flushed = target
@@ -146,6 +155,7 @@ class Fleet:
         await self.load(worker, self.source.path, target)
         if worker.version != target:
             return f"it reports version {worker.version} after being brought to {target}"
+        await self.confirmation.confirm(worker, target, self.source.probe)
         return None
 
     async def ask(self, worker: Worker) -> int | None:

@@ -9,7 +9,10 @@
 | `confirm` | the swap, the version by the engine's own word, its caches flushed |
 | `resume` | the gate opens |
 
-Invariant: a phase that did not take place is not told of; the others are in this order.
+Invariants:
+
+- A phase that did not take place is not told of; the others are in this order.
+- `on_change` is called at every step, whoever makes it.
 """
 
 from __future__ import annotations
@@ -28,14 +31,22 @@ class Phases:
     """Adds up seconds; see the module's table.
 
     Attributes:
+        now: the phase under way.
         buckets: how many every engine has.
         bytes: of those.
+        total_bytes: of all that will come; None: nobody said.
+        on_change: called when any of these is another.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.now: Phase | None = None
         self.buckets = 0
         self.bytes = 0
+        self.total_bytes: int | None = None
+        self.on_change: Callable[[], None] = lambda: None
         self._clock = clock
+        self._began: float | None = None
+        self._took = 0.0
         self._seconds: dict[Phase, float] = {}
 
     def __repr__(self) -> str:
@@ -46,6 +57,20 @@ class Phases:
         """By phase."""
         return {phase: round(self._seconds[phase], _DIGITS) for phase in get_args(Phase) if phase in self._seconds}
 
+    @property
+    def elapsed_s(self) -> float:
+        """All of it, until now or until it ended."""
+        return self._took if self._began is None else max(self._clock() - self._began, 0.0)
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """The update begins and ends with the body."""
+        self._began = self._clock()
+        try:
+            yield
+        finally:
+            self._took, self._began = self.elapsed_s, None
+
     def add(self, phase: Phase, seconds: float) -> None:
         """Count time; none that is negative."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + max(seconds, 0.0)
@@ -55,15 +80,40 @@ class Phases:
         """Count what the body takes, also where it fails."""
         began = self._clock()
         try:
-            yield
+            with self.at(phase):
+                yield
         finally:
             self.add(phase, self._clock() - began)
+
+    @contextmanager
+    def at(self, phase: Phase) -> Iterator[None]:
+        """It is at this phase; whoever says so counts the time."""
+        self.now = phase
+        self.on_change()
+        try:
+            yield
+        finally:
+            self.now = None
+
+    def expect(self, nbytes: int) -> None:
+        """So many bytes will come, in all."""
+        self.total_bytes = nbytes
+        self.on_change()
 
     def staged(self, nbytes: int) -> None:
         """Every engine has another bucket."""
         self.buckets += 1
         self.bytes += nbytes
+        self.on_change()
 
     def as_json(self) -> dict[str, Any]:
         """As `status` tells it."""
-        return {"phases_s": self.seconds, "buckets": self.buckets, "bytes": self.bytes}
+        return {
+            "state": "idle" if self._began is None else "updating",
+            "phase": self.now,
+            "phases_s": self.seconds,
+            "buckets": self.buckets,
+            "bytes": self.bytes,
+            "total_bytes": self.total_bytes,
+            "seconds": round(self.elapsed_s, _DIGITS),
+        }

@@ -30,7 +30,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from aiohttp import web
 
 from rollout_svc.engines.updates.protocol import Way
+from rollout_svc.weights.bar import Bar, make_bar
 from rollout_svc.weights.bucket import cut
+from rollout_svc.weights.probe import Probe
 from rollout_svc.weights.senders.protocol import Engine, Named, Sender
 from rollout_svc.weights.senders.registry import make_sender
 from rollout_svc.weights.threads import off_loop
@@ -112,6 +114,8 @@ class WeightPublisher:
         pause: Mapping[str, Any] | None = None,
         check_finite: bool = False,
         force: bool = False,
+        probe: Probe | None = None,
+        progress: bool | None = None,
     ) -> Mapping[str, Any]:
         """Bring every worker to these weights.
 
@@ -122,6 +126,9 @@ class WeightPublisher:
             pause: arguments of a pause to be made around it; None: the stage is paused already.
             check_finite: have engines refuse NaN and infinity.
             force: also where the fleet has this version already, or a later one.
+            probe: what engines with these weights generate, `Probe.of(model, prompt_ids)`: those that report no
+                versions have to show it before they get traffic.
+            progress: show a bar on standard error; None: where that is a terminal.
 
         Returns:
             What `update_weights` answers.
@@ -133,10 +140,13 @@ class WeightPublisher:
         if self._publishing is not None:
             raise RuntimeError("this publisher has an update under way")
         publishing = _Publishing(self._sender, tensors, self._bucket_bytes, check_finite=check_finite)
+        publishing.bar = make_bar(f"weights {version}", publishing.total_bytes, wanted=progress)
         self._publishing = publishing
         try:
             await self._open()
-            source = {"kind": self._sender.way, "publisher": self._url, "token": publishing.token}
+            source: dict[str, Any] = {"kind": self._sender.way, "publisher": self._url, "token": publishing.token}
+            if probe is not None:
+                source["probe"] = probe.as_json()
             return await self._client.update_weights(version, source, pause=pause, force=force)
         finally:
             self.transfer_s = publishing.transfer_s
@@ -207,6 +217,9 @@ class _Publishing:
         self.token = secrets.token_urlsafe(24)
         self.transfer_s = 0.0
         self._sender = sender
+        self.bar: Bar | None = None
+        self.total_bytes = sum(tensor.nbytes for tensor in tensors.values()) if isinstance(tensors, Mapping) else None
+        self._under_way = 0  # bytes of the bucket that is on its way
         self._manifest = _manifest(tensors) if isinstance(tensors, Mapping) else None
         self._pairs: Iterable[Named] = tensors.items() if isinstance(tensors, Mapping) else tensors
         self._bucket_bytes = bucket_bytes
@@ -229,7 +242,8 @@ class _Publishing:
                 self._began = time.monotonic()
                 openings = await off_loop(partial(self._sender.open, _engines(body.get("engines"))))
                 self._buckets = cut(self._pairs, self._bucket_bytes, "elements" if self._sender.one_dtype else "bytes")
-                self._begun = {"manifest": self._manifest, "check_finite": self._check_finite, "openings": openings}
+                told = {"manifest": self._manifest, "bytes": self.total_bytes, "check_finite": self._check_finite}
+                self._begun = told | {"openings": openings}
                 self._refusal = ""
             return self._begun
 
@@ -266,10 +280,14 @@ class _Publishing:
         async with self._working:
             self._buckets, self._refusal = iter(()), _OVER
             await off_loop(partial(self._sender.close, whole=whole))
+        if self.bar is not None:
+            self.bar.close()
 
     def _write(self) -> dict[str, Any]:
         """Have the next bucket ready; every engine has loaded the one before."""
         began = time.monotonic()
+        if self.bar is not None and self._under_way:
+            self.bar.loaded(self._under_way)
         tensors = next(self._buckets, None)
         if tensors is None:
             if not self._any:
@@ -278,7 +296,7 @@ class _Publishing:
             return {"bodies": None}
         self._any = True
         bodies = self._sender.write(tensors)
-        size = sum(tensor.nbytes for _, tensor in tensors)
+        self._under_way = size = sum(tensor.nbytes for _, tensor in tensors)
         return {"bodies": bodies, "bytes": size, "flatten_s": time.monotonic() - began}
 
 

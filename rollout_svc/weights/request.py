@@ -6,6 +6,7 @@ Invariant: pure; a request that passed can be carried out or fails for a reason 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from rollout_svc.engines import Endpoint
@@ -13,6 +14,7 @@ from rollout_svc.engines.updates.protocol import WAYS
 from rollout_svc.errors import BadRequest, Conflict
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.weights.fleet import Source
+from rollout_svc.weights.probe import Probe
 from rollout_svc.weights.staging import Publisher
 
 __all__ = ["read_source", "read_version", "refuse_old", "refuse_undrained"]
@@ -42,6 +44,12 @@ def refuse_old(version: int, current: int, *, force: bool) -> None:
 
 def read_source(given: Mapping[str, Any]) -> Source:
     """Read where weights come from; raises BadRequest at the field that is wrong."""
+    source = _read_kind(given)
+    probe = given.get("probe")
+    return source if probe is None else replace(source, probe=Probe.read(probe))
+
+
+def _read_kind(given: Mapping[str, Any]) -> Source:
     kind, path, workers = given.get("kind"), given.get("path"), given.get("workers")
     if kind == "disk":
         if not isinstance(path, str) or not path:

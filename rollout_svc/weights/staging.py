@@ -5,7 +5,7 @@ for each of them, all at once, and the next bucket is asked for when each has th
 
 | call | body | answer |
 |---|---|---|
-| `/begin` | `{version, engines: [{id, dialect, ranks, since}]}` | `{manifest?, check_finite?, openings?: {id: {…}}}` |
+| `/begin` | `{version, engines: [{id, dialect, ranks, since}]}` | `{manifest?, bytes?, check_finite?, openings?}` |
 | `/next` | `{bucket}`, counted from 0 | `{bodies: {id: {…}} or null, bytes, flatten_s}` |
 | `/end` | `{whole}` | anything |
 
@@ -175,6 +175,8 @@ class Staging:
         with phases.during("transfer"):
             answer = await self._ask(publisher, "/begin", {"version": version, "engines": _engines(workers, staged)})
         openings = _by_engine(answer.get("openings") or {})
+        if type(answer.get("bytes")) is int and answer["bytes"] >= 0:
+            phases.expect(answer["bytes"])
         manifest, check_finite = answer.get("manifest"), answer.get("check_finite") is True
 
         async def begin(one: _Recipient, ask: Ask) -> None:
@@ -205,8 +207,9 @@ class Staging:
             WorkerFailure: the publisher failed, or it is none: only one that says so has no more buckets.
         """
         asked = asyncio.get_running_loop().time()
-        # By its number: a call whose connection was closed is made once more, and must not skip a bucket.
-        answer = await self._ask(publisher, "/next", {"bucket": phases.buckets})
+        with phases.at("transfer"):
+            # By its number: a call whose connection was closed is made once more, and must not skip a bucket.
+            answer = await self._ask(publisher, "/next", {"bucket": phases.buckets})
         took_s = asyncio.get_running_loop().time() - asked
         if "bodies" not in answer:
             raise WorkerFailure("bad_body", f"expected `bodies`, an object or null, not {answer!r:.200}")

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 from rollout_svc.errors import NotNow, WorkerFailure
@@ -32,6 +32,7 @@ from rollout_svc.events import EngineDoubted, EventBus, WeightsUpdated
 from rollout_svc.weights.fleet import UNFLUSHED, Fleet, Source
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
+from rollout_svc.weights.progress import telling
 from rollout_svc.weights.staging import Staged, Staging
 from rollout_svc.weights.taking_back import Before, TakingBack
 from rollout_svc.workers.pool import WorkerPool
@@ -73,6 +74,11 @@ class WeightUpdater:
         self._pool = pool
         self._bus = bus
 
+    def telling(self, version: int, source: Source, phases: Phases) -> AbstractContextManager[None]:
+        """Tell how far an update is, and how it ended; the body is all of it, the pause around it too."""
+        self.phases = phases
+        return telling(self._bus, version, source.kind, phases)
+
     async def update(self, version: int, source: Source, phases: Phases, *, since: float) -> dict[str, Any]:
         """Bring the fleet to `version`; the caller has made sure that every lane is drained.
 
@@ -89,7 +95,6 @@ class WeightUpdater:
         Raises:
             NotNow: `update_failed`, with the same record as `detail`.
         """
-        self.phases = phases
         started = asyncio.get_running_loop().time()
         active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
         # From the look on: a stronger pause may join while the others are asked, and what is frozen must stay so.
@@ -107,6 +112,7 @@ class WeightUpdater:
             if staged is None or staged.whole:
                 lag = dict.fromkeys(moved, before.version)
                 await self._hand(targets, version, source, staged, lag, results, phases)
+                await self._fleet.confirmation.confirm_all(targets, version, source.probe, results, phases)
             updated = [worker for worker in targets if results[worker.worker_id]["ok"]]
             odd = [worker for worker in in_traffic if not results[worker.worker_id]["ok"]]
             if updated and version == before.version and source.moves:
@@ -235,6 +241,7 @@ class WeightUpdater:
             for worker in self._pool.workers.values()
             if worker.quarantine is not None and worker.quarantine.kind == "version" and not worker.calls
             if worker.refusal is None  # it is another engine than ours
+            if worker.worker_id not in self._fleet.confirmation.asking
         ]
         answers = await asyncio.gather(*(self._answers(worker) for worker in waiting))
         return [

@@ -97,6 +97,7 @@ class Worker:
         "breaker",
         "calls",
         "candidates",
+        "contradiction",
         "dialect",
         "endpoint",
         "engines",
@@ -181,6 +182,7 @@ class Worker:
         self.thaw_until = 0.0  # likewise a thaw
         self.switching = asyncio.Lock()
         self.half_loaded = False  # an update ended there between two versions
+        self.contradiction: str | None = None  # what it generates is not what its weights make
         self.loading = False  # weights are on their way: what is frozen there must not go on
         self.unsure = False
         self.launched: Launched | None = None
@@ -285,7 +287,7 @@ class Worker:
         waited = self.quarantine is not None and self.quarantine.kind == "version"
         fresh = self.labels and info.weight_label is not None and info.weight_version is None and not info.half_loaded
         if info.process != self.process or fresh:  # every engine that was let in has a number for its label
-            self.half_loaded = False
+            self.half_loaded, self.contradiction = False, None
         if not self.labels and (info.process != self.process or (info.process is None and not waited)):
             self.version = None
         self.process = info.process
@@ -307,7 +309,7 @@ class Worker:
         self.thawed(now)
         self.freeze_until = self.thaw_until = 0.0
         self.residual = self.flushed = None
-        self.half_loaded = False
+        self.half_loaded, self.contradiction = False, None
         self.withdrawn.clear()
         self.breaker.succeeded()
 
@@ -352,6 +354,7 @@ class Worker:
             self.incarnation += 1
         if state is WorkerState.DEAD:
             self.withdrawn.clear()
+            self.contradiction = None
         self.state = state
         self.reason = reason
         self.attention.set()

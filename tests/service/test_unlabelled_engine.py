@@ -54,7 +54,7 @@ async def test_tokens_are_stamped_at_dispatch() -> None:
         assert spans(batch) == [[stamped(0, 0, 2)]] * 2
         assert {sample["finish_reason"] for group in batch["groups"] for sample in group["samples"]} == {"stop"}
         answer = await updated(made, engine, 1)
-        assert answer == {"version": 1, "workers": {"w0": {"ok": True, "version": 1}}}
+        assert answer == {"version": 1, "workers": {"w0": {"ok": True, "version": 1, "confirmed": False}}}
         await made.push(1, first=2)
         batch = await made.take(step=1)
         assert spans(batch) == [[stamped(1, 0, 2)]]

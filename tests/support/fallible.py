@@ -18,6 +18,7 @@ from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.events import EventBus
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.weights.confirmation import Confirmation
 from rollout_svc.weights.fleet import Fleet
 from rollout_svc.weights.presence import Presence
 from rollout_svc.weights.staging import Staging
@@ -109,11 +110,12 @@ class FallibleFleet:
         self._buckets = 0
         pool = cast("WorkerPool", self)
         control = Control(self)
-        self.fleet = Fleet(control=control, initial_version=0, update_timeout_s=TIMEOUT_S)
-        presence = Presence(pool, self.tasks)
+        bus, presence = EventBus(), Presence(pool, self.tasks)
+        confirmation = Confirmation(pool=pool, transport=self, bus=bus, presence=presence, new_id=lambda: "0" * 32)
+        self.fleet = Fleet(control=control, confirmation=confirmation, initial_version=0, update_timeout_s=TIMEOUT_S)
         staging = Staging(self, control, presence, TIMEOUT_S)
         self.updater = WeightUpdater(
-            fleet=self.fleet, pool=pool, bus=EventBus(), presence=presence, staging=staging, on_failure=policy
+            fleet=self.fleet, pool=pool, bus=bus, presence=presence, staging=staging, on_failure=policy
         )
         self.updater.on_half_loaded = lambda worker: self.restarted.append(worker.worker_id)
         for number, url in enumerate(self.engines):

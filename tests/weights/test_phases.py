@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from rollout_svc.events import EventBus, WeightsUpdated
+from rollout_svc.events import EventBus, WeightsUpdated, WeightUpdateEnded
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.observe.terminal import show_status
 from rollout_svc.weights.phases import Phases
@@ -42,32 +42,38 @@ def test_a_phase_that_fails_has_taken_its_time() -> None:
 
 
 async def test_an_update_tells_its_phases(capsys: pytest.CaptureFixture[str]) -> None:
-    """All six in status, in their order, and on a terminal; the event has all but the last, within its seconds."""
+    """All six in status, in their order, on a terminal, and in the one event that tells of the end."""
     wanted = small_model(seed=1).state_dict()
     nbytes = sum(tensor.nbytes for tensor in wanted.values())
+    idle = {"version": 0, "state": "idle", "phase": None, "phases_s": {}, "buckets": 0, "bytes": 0}
     async with served(is_open=True) as engine, stage(str(engine.session._base_url)) as made:
-        assert made.service.status()["weights"] == {"version": 0, "phases_s": {}, "buckets": 0, "bytes": 0}
+        assert made.service.status()["weights"] == idle | {"total_bytes": None, "seconds": 0.0}
         async with WeightPublisher(made.service, bucket_bytes=2**16) as publisher:
             await publisher.publish(wanted, 1, pause={})
         weights = made.service.status()["weights"]
         show_status(made.service.status())
-        event = made.of(WeightsUpdated)[-1]
-        assert weights["version"] == 1
+        [moved, ended] = [event for event in made.events if isinstance(event, WeightsUpdated | WeightUpdateEnded)]
+        assert (weights["version"], weights["state"], weights["phase"]) == (1, "idle", None)
         assert list(weights["phases_s"]) == ORDER
         assert weights["buckets"] > 1
-        assert nbytes <= weights["bytes"] < nbytes + 16 * len(wanted)
-        assert list(event.phases) == ORDER[:-1]
-        assert all(weights["phases_s"][phase] > 0 for phase in ("pause", "flatten", "transfer", "load", "confirm"))
-        assert sum(event.phases.values()) - event.phases["pause"] <= event.seconds + 1e-5
+        assert weights["bytes"] == weights["total_bytes"] == nbytes
+        assert isinstance(moved, WeightsUpdated)
+        assert isinstance(ended, WeightUpdateEnded)
+        assert list(moved.phases) == ORDER[:-1]
+        assert ended.phases == weights["phases_s"]
+        assert (ended.ok, ended.error, ended.buckets, ended.bytes) == (True, "", weights["buckets"], nbytes)
+        assert all(ended.phases[phase] > 0 for phase in ORDER)
+        assert sum(ended.phases.values()) <= ended.seconds + 1e-5
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("update:")]
     assert all(phase in line for phase in ORDER)
 
 
 def test_phases_are_a_metric() -> None:
-    """One histogram, by phase."""
+    """One histogram, by phase, the last one too."""
     bus = EventBus(on_error=lambda *_: None)
     metrics = Metrics(bus, dict)
-    bus.emit(WeightsUpdated(1, "shm", 0.5, True, (), {"flatten": 0.2, "load": 0.3}))
+    bus.emit(WeightUpdateEnded(1, "shm", True, 0.6, {"flatten": 0.2, "load": 0.3, "resume": 0.1}, 1, 8, ""))
     page = generate_latest(metrics.registry).decode()
     assert 'rollout_weight_update_seconds_sum{phase="flatten"} 0.2' in page
     assert 'rollout_weight_update_seconds_count{phase="load"} 1.0' in page
+    assert 'rollout_weight_update_seconds_sum{phase="resume"} 0.1' in page
