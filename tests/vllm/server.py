@@ -45,8 +45,12 @@ ENVIRONMENT: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding takes the cores that the tests run on
     "TORCHDYNAMO_DISABLE": "1",  # or the first request with logprobs compiles for 20 s
+    "PYTHONPATH": str(ROOT),  # `tests.vllm.backend`
 }
-FLAGS: Final = ("--enforce-eager", "--dtype", "float32", "--enable-scale-out", "--logprobs-mode", "processed_logprobs")
+FLAGS: Final = (
+    *("--enforce-eager", "--dtype", "float32", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
+    *("--worker-extension-cls", "tests.vllm.backend.Extension", "--weight-transfer-config", '{"backend": "files"}'),
+)
 
 
 class Server:
@@ -205,8 +209,10 @@ class Server:
     def reset(self) -> None:
         """Make it as it was when it started: nothing runs, model `a`'s weights, no label of ours, no cached prefix."""
         self.do("/abort_requests", {})
+        self.do("/wake_up")
         self.do("/resume")
         assert self.wait(lambda: self.load() == (0, 0), CALL_S), f"{self!r} is not idle: {self.load()}"
+        self.drop_round()
         self.reload(self.model)
         self.do("/update_weight_version", {"new_version": "default"})
 
@@ -214,6 +220,23 @@ class Server:
         """Load a model's weights, and drop what was cached under others: a label is not set."""
         self.do("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
         self.do("/reset_prefix_cache")
+
+    def round(self, model: Path, parts: int = 3, version: int | None = None) -> None:
+        """Move a model's weights by its own transfer, as a trainer does: nobody's pause, flush or label but its own."""
+        self.do("/start_weight_update")
+        for part in range(parts):
+            self.do("/update_weights", {"update_info": {"path": str(model), "part": part, "parts": parts}})
+        self.do("/finish_weight_update", None if version is None else {"weight_version": str(version)})
+
+    def drop_round(self) -> None:
+        """Have it forget what a load began and did not end: it would count that into the next one."""
+        self.call("POST", "/start_weight_update")  # refused where one is open
+        self.do("/finish_weight_update")
+
+    def generated(self) -> tuple[float, float]:
+        """Tokens it has read and made since it started."""
+        read, made = self.metrics("prompt_tokens_total", "generation_tokens_total")
+        return read, made
 
     def tail(self) -> str:
         """The end of its log."""

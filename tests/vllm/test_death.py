@@ -34,3 +34,28 @@ async def test_an_engine_core_that_was_killed_is_survived(engine: Server, oracle
         number = int(group["prompt"]["id"][1:])
         assert spans(sample) == [(1, 0, LONG)]
         assert oracle.is_greedy("b", prompt_ids(number), sample["response_ids"])
+
+
+async def test_an_engine_with_half_its_weights_is_mended_by_a_restart(
+    engine: Server, oracle: Oracle, tmp_path: Path
+) -> None:
+    """The first load of all broke off, and nothing is there to go back to: it makes no token until it is another."""  # P24
+    missing = {"kind": "disk", "path": str(tmp_path / "none")}
+    async with vllm_stage(engine, max_tokens=LENGTH) as made:
+        before = await asyncio.to_thread(engine.generated)
+        with pytest.raises((NotNow, BadRequest)):
+            await made.service.update_weights(1, missing, pause={})
+        await asyncio.to_thread(engine.do, "/update_weight_version", {"new_version": "loading 1"})
+        await asyncio.to_thread(engine.do, "/start_weight_update")  # as if it had died in the load
+        if made.service.status()["state"] == "paused":
+            await made.resume()
+        made.worker().put_in_quarantine("version", "an update broke off")
+        await made.push(1)
+        await look(lambda: "restart it" in (made.worker().reason or ""), "it is kept out")
+        assert await asyncio.to_thread(engine.generated) == before
+        await asyncio.to_thread(engine.stop)
+        engine.launch()
+        await look(engine.is_healthy, "it starts again", BOOT_S)
+        [sample] = await answers(made, 1, 0)
+    assert spans(sample) == [(0, 0, LENGTH)]
+    assert oracle.is_greedy("a", prompt_ids(0), sample["response_ids"])
