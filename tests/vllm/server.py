@@ -33,6 +33,7 @@ BOOT_S: Final = 240.0
 """On two cores, both taken by others, it has taken three minutes."""
 STOP_S: Final = 30.0
 KILL_S: Final = 10.0
+MENDING_TRIES: Final = 3
 LOOK_S: Final = 0.1
 CALL_S: Final = 30.0
 TAIL_CHARS: Final = 4000
@@ -212,14 +213,19 @@ class Server:
         self.do("/wake_up")
         self.do("/resume")
         assert self.wait(lambda: self.load() == (0, 0), CALL_S), f"{self!r} is not idle: {self.load()}"
-        self.drop_round()
-        self.reload(self.model)
+        assert any(self._mended() for _ in range(MENDING_TRIES)), f"{self!r} takes no weights:\n{self.tail()}"
+        self.do("/reset_prefix_cache")
         self.do("/update_weight_version", {"new_version": "default"})
 
     def reload(self, model: Path) -> None:
         """Load a model's weights, and drop what was cached under others: a label is not set."""
-        self.do("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
+        self.do("/collective_rpc", _load(model))
         self.do("/reset_prefix_cache")
+
+    def _mended(self) -> bool:
+        """Whether the model it serves could be loaded: a load that failed leaves something behind, over several."""
+        self.drop_round()
+        return self.call("POST", "/collective_rpc", _load(self.model))[0] == 200
 
     def round(self, model: Path, parts: int = 3, version: int | None = None) -> None:
         """Move a model's weights by its own transfer, as a trainer does: nobody's pause, flush or label but its own."""
@@ -250,6 +256,10 @@ class Server:
                 return False
             time.sleep(LOOK_S)
         return True
+
+
+def _load(model: Path) -> dict[str, Any]:
+    return {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
 
 
 def _free_port() -> int:
