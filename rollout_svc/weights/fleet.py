@@ -173,6 +173,7 @@ class Fleet:
             except WorkerFailure:
                 if place == 0:
                     return
+            worker.half_loaded = True
 
     async def set_label(self, worker: Worker, version: int) -> None:
         """Label the weights that are loaded and have the engine confirm; raises WorkerFailure."""

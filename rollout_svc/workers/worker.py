@@ -283,7 +283,8 @@ class Worker:
         One that was out and cannot say which it is may be another. What it has is then what an update gave it since.
         """
         waited = self.quarantine is not None and self.quarantine.kind == "version"
-        if info.process != self.process:
+        fresh = self.labels and info.weight_label is not None and info.weight_version is None and not info.half_loaded
+        if info.process != self.process or fresh:  # every engine that was let in has a number for its label
             self.half_loaded = False
         if not self.labels and (info.process != self.process or (info.process is None and not waited)):
             self.version = None

@@ -58,3 +58,28 @@ async def test_no_round_is_opened_in_an_engine_that_takes_no_label() -> None:
         with pytest.raises(NotNow):
             await made.service.update_weights(1, DISK, pause={})
         assert set(posted(engine)[before:]) == {LABEL}
+
+
+@pytest.mark.parametrize("kv", ["keep", "drop"])
+async def test_what_is_frozen_in_half_loaded_weights_does_not_go_on_with_them(kv: str) -> None:
+    """It is aborted before it is let go, keeps its tokens, and is continued where there are weights."""  # P24 P6
+    async with FakeVLLM() as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        engine.advance(engine.live[0], 2)
+        await made.pause(5.0, mode="keep", kv=kv)
+        engine.fail_update = True
+        with pytest.raises(NotNow):
+            await made.service.update_weights(1, DISK)
+        await made.resume()
+        await engine.until(lambda: engine.paused is None, "thawed")
+        await made.until(lambda: not made.worker().calls, "what it held is back")
+        assert (engine.dead, len(engine.requests)) == (False, 1)
+        engine.fail_update = False
+        await made.service.update_weights(1, DISK, pause={})
+        await engine.wait_running(1)
+        engine.release(tokens=[3, 4])
+        [record] = (await made.take(step=1))["groups"][0]["samples"]
+        assert [(span["version"], span["start"], span["end"]) for span in record["weight_versions"]] == [
+            (0, 0, 2),
+            (1, 2, 4),
+        ]

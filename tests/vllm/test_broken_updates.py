@@ -14,9 +14,11 @@ from tests.support.stage import Stage
 from tests.vllm.checkpoints import BROKEN, broken
 from tests.vllm.models import Oracle
 from tests.vllm.server import Server
-from tests.vllm.site import WAIT_S, answers, look, prompt_ids, spans, vllm_stage
+from tests.vllm.site import WAIT_S, answers, look, met_half_done, prompt_ids, sole, spans, vllm_stage
 
 LENGTH: Final = 48
+LONG: Final = 1200
+"""Tokens of an answer that takes seconds."""
 
 
 def disk(path: Path) -> dict[str, Any]:
@@ -73,6 +75,29 @@ async def test_the_next_good_checkpoint_mends_a_broken_one(
         await made.service.update_weights(1, disk(oracle.path("b")), pause={})
         assert await asyncio.to_thread(engine.generated) == before
         await assert_serves(made, oracle, "b", 1, 0)
+
+
+@pytest.mark.parametrize("kv", ["keep", "drop"])
+async def test_what_is_frozen_in_half_loaded_weights_is_continued_under_whole_ones(
+    engine: Server, oracle: Oracle, tmp_path: Path, kv: str
+) -> None:
+    """Let go as it is, it would kill the engine with its next token: it comes back with what it has."""  # P24 P6
+    bad = broken(oracle.path("b"), "torn_layer", tmp_path)
+    async with vllm_stage(engine, max_tokens=LONG) as made:
+        held = made.worker().calls
+        number, _ = await met_half_done(made, engine, 100, lambda: bool(held), mode="keep", kv=kv)
+        with pytest.raises((NotNow, BadRequest)):
+            await made.service.update_weights(1, disk(bad))
+        await made.resume()
+        await made.until(lambda: not made.worker().calls, "what it held is back", WAIT_S)
+        kept = len(sole(made).response_ids)
+        assert kept >= 100
+        await made.service.update_weights(1, disk(oracle.path("b")), pause={})
+        [sample] = await answers(made, 1, 1)
+    assert spans(sample) == [(0, 0, kept), (1, kept, LONG)]
+    prompt, ids = prompt_ids(number), sample["response_ids"]
+    assert oracle.is_greedy("a", prompt, ids[:kept])
+    assert oracle.is_greedy("b", prompt + ids[:kept], ids[kept:])
 
 
 async def test_a_trainers_round_that_broke_off_is_mended_from_disk(engine: Server, oracle: Oracle) -> None:
