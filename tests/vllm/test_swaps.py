@@ -32,7 +32,7 @@ async def halted(made: Stage, engine: Server, **pause: Any) -> PauseReport:
     A server without a core to itself can be seconds late with what it has: answers may be whole when the pause comes.
     """
     for attempt in range(TRIES):
-        async with generated(engine, 20 * SLOTS):
+        async with generated(engine, 4 * SLOTS):
             await made.push(GROUPS, attempt * GROUPS)
         report = await made.pause(**pause)
         assert report.clean
