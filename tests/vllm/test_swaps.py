@@ -135,8 +135,7 @@ async def test_groups_waited_for_are_the_old_weights_own(engine: Server, oracle:
             assert_made_by(oracle, model, prompt, sample)
 
 
-@pytest.mark.parametrize("version", [None, 1])
-@pytest.mark.parametrize("mode", ["keep", "abort"])
+@pytest.mark.parametrize(("mode", "version"), [("keep", None), ("abort", 1)])
 async def test_a_trainers_own_round_is_adopted_under_load(
     engine: Server, oracle: Oracle, mode: str, version: int | None
 ) -> None:
