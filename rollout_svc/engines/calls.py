@@ -335,6 +335,9 @@ class Dialect(Protocol):
     def update_from_disk(self, path: str, version: int, *, flush: bool = True) -> list[Call]:
         """Load weights from a path and label them; `flush`: and drop every cached prefix. For capability `disk`."""
 
+    def forget_load(self, version: int) -> list[Call]:
+        """After a load that failed: have what it began not count into the next one. What follows the first may fail."""
+
     def set_version(self, version: int) -> list[Call]:
         """Label the loaded weights, touching nothing else; empty where the engine has no labels."""
 

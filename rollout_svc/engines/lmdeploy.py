@@ -184,6 +184,10 @@ class LMDeployDialect:
         """Refuse: it takes weights from a trainer only."""
         raise WorkerFailure("cannot", f"LMDeploy loads no weights from a path ({path})")
 
+    def forget_load(self, version: int) -> list[Call]:  # noqa: ARG002
+        """None: a load that begins has nothing of the one before."""
+        return []
+
     def set_version(self, version: int) -> list[Call]:  # noqa: ARG002 - there is nothing to tell it to
         """It keeps no label."""
         return []

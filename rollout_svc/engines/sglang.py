@@ -204,6 +204,10 @@ class SGLangDialect:
         }
         return [Call("POST", "/update_weights_from_disk", orjson.dumps(body), admin=True)]
 
+    def forget_load(self, version: int) -> list[Call]:  # noqa: ARG002
+        """None: a load that begins has nothing of the one before."""
+        return []
+
     def set_version(self, version: int) -> list[Call]:
         """`/update_weight_version`, sparing the requests that run."""
         body = {"new_version": str(version), "abort_all_requests": False}

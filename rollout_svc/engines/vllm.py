@@ -39,6 +39,7 @@ from rollout_svc.tensors.experts import RawExperts
 __all__ = ["VLLMDialect"]
 
 _NOT_FOUND: Final = 404
+_EMPTY_ROUND: Final = ("/start_weight_update", "/finish_weight_update")
 _UNAVAILABLE: Final = 503
 # vLLM ignores keys it does not know: those of other engines would be lost without a word.
 _FOREIGN: Final = {
@@ -194,6 +195,17 @@ class VLLMDialect:
             *(self.flush_cache() if flush else ()),
             *self.set_version(version),
         ]
+
+    def forget_load(self, version: int) -> list[Call]:
+        """Label it as loading, then open and end a round that moves nothing.
+
+        vLLM keeps what it was given of a layer until it has all of it, over a load that failed too, and takes it for
+        part of the next one, which then fails as well, time and again. At the end of a round it forgets it. The round
+        may be open already, and there is none without `--weight-transfer-config`: only a restart helps then.
+        """
+        if not self._labels:
+            return []
+        return [_label(f"{LOADING}{version}"), *(Call("POST", path, admin=True) for path in _EMPTY_ROUND)]
 
     def set_version(self, version: int) -> list[Call]:
         """`/update_weight_version`: a label, no more; none where nobody can set it."""

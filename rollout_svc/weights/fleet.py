@@ -174,11 +174,28 @@ class Fleet:
         if "disk" not in worker.capabilities:
             raise WorkerFailure("cannot", f"{worker.dialect.name} loads no weights from disk")
         calls = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
+        if worker.half_loaded or (worker.version is None and (await self._control.info(worker, _LABEL_S)).half_loaded):
+            await self._forget_load(worker, version)
         keeps, worker.flushed = worker.keeps_cache, None
-        await self._control.do(worker, calls, self._update_timeout_s)
+        try:
+            await self._control.do(worker, calls, self._update_timeout_s)
+        except WorkerFailure as failure:
+            if not failure.accepted:  # one that is at it still is asked when it is to load again
+                await self._forget_load(worker, version)
+            raise
         worker.flushed = None if keeps else version
         await self.confirm(worker, version)
         worker.half_loaded = False
+
+    async def _forget_load(self, worker: Worker, version: int) -> None:
+        """Have a load that failed not count into the next one, where that can be done."""
+        for place, call in enumerate(worker.dialect.forget_load(version)):
+            try:
+                await self._control.do(worker, [call], _LABEL_S)
+            except WorkerFailure:
+                if place == 0:
+                    return
+            worker.half_loaded = True
 
     async def set_label(self, worker: Worker, version: int) -> None:
         """Label the weights that are loaded and have the engine confirm; raises WorkerFailure."""

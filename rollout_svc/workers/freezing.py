@@ -6,7 +6,8 @@ Invariants:
 - A worker counts as frozen only when its engine confirmed; from the first attempt on it gets no new request.
 - A freeze whose fate is unknown is thawed like any other, and again for a while, for it may still arrive: a worker that
   may be frozen is never left so. While a thaw may still arrive, a worker cannot be frozen.
-- No worker goes on while weights are on their way to it.
+- No worker goes on while weights are on their way to it. One where they ended half-way loses its requests first, and
+  keeps what they have: it would die of the next token, or make it of no version.
 - A worker that does not go on loses its requests and is quarantined; its supervisor keeps trying to thaw it.
 """
 
@@ -131,11 +132,20 @@ class Freezing:
                 call.cancel("worker_dead")
 
     async def _thaw(self, worker: Worker, timeout_s: float) -> bool:
+        if worker.half_loaded and not await self._emptied(worker, timeout_s):
+            return False
         before, worker.thaw_until = worker.thaw_until, asyncio.get_running_loop().time() + _LATE_S
         done = await self._sent(worker, worker.dialect.thaw(), timeout_s, absent=worker.freeze is None)
         if done:
             worker.thaw_until = before
         return done
+
+    async def _emptied(self, worker: Worker, timeout_s: float) -> bool:
+        """Abort what it holds while it holds it; returns whether it was told."""
+        calls = list(worker.calls.values())
+        for call in calls:
+            call.aborts += 1
+        return await self._sent(worker, worker.dialect.abort([call.request_id for call in calls]), timeout_s)
 
     async def _sent(self, worker: Worker, calls: list[Call], timeout_s: float, *, absent: bool = False) -> bool:
         """Make the calls; `absent`: an engine that has no such route is as well, for nobody can have frozen it."""

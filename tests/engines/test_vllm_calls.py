@@ -150,6 +150,16 @@ def test_weights_from_disk() -> None:
     assert DIALECT.update_from_disk("/weights/7", 7, flush=False) == [before, load, label]
 
 
+def test_a_load_that_failed_is_forgotten() -> None:
+    """Labelled before all else: in the empty round, too, there are no weights. Nothing is labelled as whole."""  # P24
+    label, *empty_round = DIALECT.forget_load(7)
+    assert (label.path, body_of(label)) == ("/update_weight_version", {"new_version": "loading 7"})
+    assert empty_round == [
+        Call("POST", "/start_weight_update", admin=True),
+        Call("POST", "/finish_weight_update", admin=True),
+    ]
+
+
 def test_a_label_is_a_string() -> None:
     """An integer would be 400."""
     assert [body_of(call) for call in DIALECT.set_version(3)] == [{"new_version": "3"}]

@@ -37,20 +37,30 @@ class Oracle:
         """Where a model is."""
         return self.directory / model
 
-    def logprobs(self, model: str, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """The logprob of each of `ids` after `prompt`."""
-        return self._ask(model, prompt, ids, temperature)["logprobs"]
+    def logprobs(
+        self,
+        model: str,
+        prompt: Sequence[int],
+        ids: Sequence[int],
+        temperature: float = 1.0,
+        *,
+        cached: str | None = None,
+    ) -> list[float]:
+        """The logprob of each of `ids` after `prompt`; `cached`: whose keys and values it has of the prompt."""
+        return self._ask(model, prompt, ids, temperature, cached)["logprobs"]
 
-    def behind(self, model: str, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
+    def behind(
+        self, model: str, prompt: Sequence[int], ids: Sequence[int], *, cached: str | None = None
+    ) -> list[float]:
         """By how much the likeliest token is likelier than each of `ids`; 0 where it is the greedy choice."""
-        return self._ask(model, prompt, ids)["behind"]
+        return self._ask(model, prompt, ids, 1.0, cached)["behind"]
 
-    def is_greedy(self, model: str, prompt: Sequence[int], ids: Sequence[int]) -> bool:
+    def is_greedy(self, model: str, prompt: Sequence[int], ids: Sequence[int], *, cached: str | None = None) -> bool:
         """Whether `ids` is what the model says at temperature 0, up to ties within the tolerance."""
-        return len(ids) > 0 and max(self.behind(model, prompt, ids)) <= TOLERANCE
+        return len(ids) > 0 and max(self.behind(model, prompt, ids, cached=cached)) <= TOLERANCE
 
     def _ask(
-        self, model: str, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
+        self, model: str, prompt: Sequence[int], ids: Sequence[int], temperature: float, cached: str | None
     ) -> dict[str, list[float]]:
         if self._child is None:
             self._child = subprocess.Popen(
@@ -64,6 +74,7 @@ class Oracle:
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         question = {"model": model, "prompt": list(prompt), "ids": list(ids), "temperature": temperature}
+        question["cached"] = cached
         self._child.stdin.write(json.dumps(question) + "\n")
         self._child.stdin.flush()
         line = self._child.stdout.readline()

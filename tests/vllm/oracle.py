@@ -3,12 +3,13 @@
     python oracle.py make DIRECTORY      writes the models `DIRECTORY/a` and `DIRECTORY/b`
     python oracle.py serve DIRECTORY     one JSON question a line on standard input, one JSON answer a line
 
-A question is `{"model": "a", "prompt": [ids], "ids": [ids], "temperature": 1.0}`; for each of `ids` the answer has
+A question is `{"model": "a", "prompt": [ids], "ids": [ids], "temperature": 1.0, "cached": null}`; `cached` names the
+model whose keys and values stand for all of `prompt` but its last token. For each of `ids` the answer has
 
 - `logprobs`: of the softmax of the logits over the temperature;
 - `behind`: by how much the likeliest token is likelier, in logprob: 0 where the token is the greedy choice.
 
-Both are read off one `transformers` forward over the whole sequence in float32: none of the engine's code takes part.
+Both are read off one `transformers` forward over the sequence in float32: none of the engine's code takes part.
 
 Invariant: a seed is a model: whoever makes it gets the same weights, so two seeds are two weight versions.
 """
@@ -76,16 +77,21 @@ def serve(directory: Path) -> None:
     with torch.inference_mode():
         for line in sys.stdin:
             asked = json.loads(line)
-            sys.stdout.write(json.dumps(answer(models[asked["model"]], asked)) + "\n")
+            sys.stdout.write(json.dumps(answer(models, asked)) + "\n")
             sys.stdout.flush()
 
 
-def answer(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def answer(models: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Read everything off one forward."""
     import torch
 
     prompt, ids = asked["prompt"], asked["ids"]
-    logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    known, cache = 0, None
+    if asked["cached"] is not None:
+        known = len(prompt) - 1
+        cache = models[asked["cached"]](torch.tensor([prompt[:known]]), use_cache=True).past_key_values
+    rest = torch.tensor([[*prompt, *ids][known:]])
+    logits = models[asked["model"]](rest, past_key_values=cache).logits[0, len(prompt) - 1 - known : -1]
     logprobs = torch.log_softmax(logits.float() / asked["temperature"], dim=-1)
     chosen = logprobs.gather(1, torch.tensor(ids)[:, None]).squeeze(1)
     return {"logprobs": chosen.tolist(), "behind": (logprobs.max(dim=-1).values - chosen).tolist()}

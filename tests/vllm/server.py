@@ -33,6 +33,7 @@ BOOT_S: Final = 240.0
 """On two cores, both taken by others, it has taken three minutes."""
 STOP_S: Final = 30.0
 KILL_S: Final = 10.0
+MENDING_TRIES: Final = 3
 LOOK_S: Final = 0.1
 CALL_S: Final = 30.0
 TAIL_CHARS: Final = 4000
@@ -45,8 +46,12 @@ ENVIRONMENT: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding takes the cores that the tests run on
     "TORCHDYNAMO_DISABLE": "1",  # or the first request with logprobs compiles for 20 s
+    "PYTHONPATH": str(ROOT),  # `tests.vllm.backend`
 }
-FLAGS: Final = ("--enforce-eager", "--dtype", "float32", "--enable-scale-out", "--logprobs-mode", "processed_logprobs")
+FLAGS: Final = (
+    *("--enforce-eager", "--dtype", "float32", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
+    *("--worker-extension-cls", "tests.vllm.backend.Extension", "--weight-transfer-config", '{"backend": "files"}'),
+)
 
 
 class Server:
@@ -205,15 +210,39 @@ class Server:
     def reset(self) -> None:
         """Make it as it was when it started: nothing runs, model `a`'s weights, no label of ours, no cached prefix."""
         self.do("/abort_requests", {})
+        self.do("/wake_up")
         self.do("/resume")
         assert self.wait(lambda: self.load() == (0, 0), CALL_S), f"{self!r} is not idle: {self.load()}"
-        self.reload(self.model)
+        assert any(self._mended() for _ in range(MENDING_TRIES)), f"{self!r} takes no weights:\n{self.tail()}"
+        self.do("/reset_prefix_cache")
         self.do("/update_weight_version", {"new_version": "default"})
 
     def reload(self, model: Path) -> None:
         """Load a model's weights, and drop what was cached under others: a label is not set."""
-        self.do("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
+        self.do("/collective_rpc", _load(model))
         self.do("/reset_prefix_cache")
+
+    def _mended(self) -> bool:
+        """Whether the model it serves could be loaded: a load that failed leaves something behind, over several."""
+        self.drop_round()
+        return self.call("POST", "/collective_rpc", _load(self.model))[0] == 200
+
+    def round(self, model: Path, parts: int = 3, version: int | None = None) -> None:
+        """Move a model's weights by its own transfer, as a trainer does: nobody's pause, flush or label but its own."""
+        self.do("/start_weight_update")
+        for part in range(parts):
+            self.do("/update_weights", {"update_info": {"path": str(model), "part": part, "parts": parts}})
+        self.do("/finish_weight_update", None if version is None else {"weight_version": str(version)})
+
+    def drop_round(self) -> None:
+        """Have it forget what a load began and did not end: it would count that into the next one."""
+        self.call("POST", "/start_weight_update")  # refused where one is open
+        self.do("/finish_weight_update")
+
+    def generated(self) -> tuple[float, float]:
+        """Tokens it has read and made since it started."""
+        read, made = self.metrics("prompt_tokens_total", "generation_tokens_total")
+        return read, made
 
     def tail(self) -> str:
         """The end of its log."""
@@ -227,6 +256,10 @@ class Server:
                 return False
             time.sleep(LOOK_S)
         return True
+
+
+def _load(model: Path) -> dict[str, Any]:
+    return {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
 
 
 def _free_port() -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from rollout_svc.errors import NotNow
 from rollout_svc.workers.worker import WorkerState
 from tests.vllm.models import Oracle
 from tests.vllm.server import BOOT_S, SLOTS, Server
@@ -34,3 +37,26 @@ async def test_an_engine_core_that_was_killed_is_survived(engine: Server, oracle
         number = int(group["prompt"]["id"][1:])
         assert spans(sample) == [(1, 0, LONG)]
         assert oracle.is_greedy("b", prompt_ids(number), sample["response_ids"])
+
+
+async def test_an_engine_with_half_its_weights_is_mended_by_a_restart(engine: Server, oracle: Oracle) -> None:
+    """An update broke off, with nothing to go back to: no token is made before it is another process."""  # P24
+    bucket = {"path": str(oracle.path("b")), "part": 0, "parts": 3}
+    async with vllm_stage(engine, max_tokens=LONG) as made:
+        await made.pause()
+        before = await asyncio.to_thread(engine.generated)
+        await asyncio.to_thread(engine.do, "/update_weight_version", {"new_version": "loading 1"})
+        await asyncio.to_thread(engine.do, "/start_weight_update")
+        await asyncio.to_thread(engine.do, "/update_weights", {"update_info": bucket})
+        with pytest.raises(NotNow, match="did not reach w0"):
+            await made.service.update_weights(1, {"kind": "external"})
+        await made.resume()
+        await made.push(1)
+        await look(lambda: "restart it" in made.worker().reason, "it is kept out")
+        assert await asyncio.to_thread(engine.generated) == before
+        await asyncio.to_thread(engine.stop)
+        engine.launch()
+        await look(engine.is_healthy, "it starts again", BOOT_S)
+        [sample] = (await made.take(0, 1, BACK_S))["groups"][0]["samples"]
+    assert spans(sample) == [(0, 0, LONG)]
+    assert oracle.is_greedy("a", prompt_ids(0), sample["response_ids"])
