@@ -24,8 +24,10 @@ PROBE: Final = (
     Call("POST", "/abort_request", b'{"session_id":-1,"abort_all":false}', admin=True),  # no session is ever called so
     Call("POST", "/generate", b'{"input_ids":[],"return_logprob":true,"return_routed_experts":true}'),
     Call("GET", "/distserve/engine_info"),  # of the PyTorch backend alone
+    Call("GET", "/is_sleeping"),
 )
 _CAPABILITIES: Final = ("abort", "abort_all", "stream")
+_SLEEP: Final = ("offload", "weights_backup")
 _REFUSED: Final = 400
 _UNKNOWN_ROUTE: Final = 404
 _NOT_IMPLEMENTED: Final = 501
@@ -50,13 +52,14 @@ def read_profile(replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
     if has_no_logprobs(nothing):
         raise without_logprobs()
     is_pytorch = isinstance(backend, Reply) and backend.status == OK
+    sleeps = isinstance(replies[4], Reply) and replies[4].status == OK
     has_experts = nothing.status == _REFUSED and _NO_PROMPT in nothing.body
     warnings = [_CACHE_WORDS]
     warnings += [_ASLEEP_WORDS] if nothing.status == _ASLEEP else []
     warnings += [] if is_pytorch else [_MEANING_WORDS]
     return EngineProfile(
         dialect=NAME,
-        capabilities=(*_CAPABILITIES, "experts") if has_experts else _CAPABILITIES,
+        capabilities=(*_CAPABILITIES, *(("experts",) * has_experts), *(_SLEEP * sleeps)),
         logprobs="raw" if is_pytorch else "unknown",
         model=model,
         warnings=tuple(warnings),

@@ -20,6 +20,8 @@ from rollout_svc.events.engines import (
     EnginesLoading,
     EngineStarted,
     WorkerChanged,
+    WorkerSlept,
+    WorkerWoken,
 )
 from rollout_svc.events.health import ComponentDied, MemoryGrowing, MemoryGrowthEnded, MemorySampled
 from rollout_svc.events.samples import (
@@ -74,4 +76,6 @@ __all__ = [
     "TrajectoriesFailing",
     "WeightsUpdated",
     "WorkerChanged",
+    "WorkerSlept",
+    "WorkerWoken",
 ]

@@ -3,6 +3,7 @@
 Invariants:
 
 - One update at a time; a caller that leaves ends its own wait, and the update goes on.
+- Weights that engines gave up are back before any are loaded; their caches, when the stage goes on.
 - An update that made the pause around it ends that pause, unless somebody else asked for one meanwhile.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 from rollout_svc.errors import Conflict
 from rollout_svc.gate import LANES
 from rollout_svc.pause.controller import PauseController
+from rollout_svc.pause.offloading import Offloading
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.weights.fleet import Fleet, Source
 from rollout_svc.weights.phases import Phases
@@ -33,6 +35,7 @@ class WeightCalls:
         *,
         tasks: TaskOwner,
         pauses: PauseController,
+        offloading: Offloading,
         updater: WeightUpdater,
         fleet: Fleet,
         pool: WorkerPool,
@@ -45,6 +48,7 @@ class WeightCalls:
         Args:
             tasks: who carries an update.
             pauses: who knows what is drained.
+            offloading: who wakes engines.
             updater: who moves the weights.
             fleet: which weights there are.
             pool: the engines.
@@ -54,6 +58,7 @@ class WeightCalls:
         """
         self._tasks = tasks
         self._pauses = pauses
+        self._offloading = offloading
         self._updater = updater
         self._fleet = fleet
         self._pool = pool
@@ -91,6 +96,9 @@ class WeightCalls:
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
         phases = Phases(asyncio.get_running_loop().time)
+        if not source.moves and (asleep := self._offloading.without_weights):
+            words = f"nobody can have moved weights into {', '.join(asleep)}: it gave its own up, and sleeps"
+            raise Conflict(words, type="asleep", detail={"workers": asleep})
         if was_running:
             if pause is None:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
@@ -99,11 +107,14 @@ class WeightCalls:
                 await self._pause(**pause)
             self._check()
         refuse_undrained(pauses.drained)
+        await self._offloading.wake(("weights",))  # so that there is something to load into
         record = await self._updater.update(version, source, phases, since=pauses.closed_at)
         # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
         if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
             with phases.during("resume"):
-                pauses.resume()
+                await self._offloading.wake()
+                if self._runs() and pauses.asked == asked and not pauses.climbing:
+                    pauses.resume()
         return record
 
     async def assert_version(self, version: int) -> None:

@@ -114,9 +114,10 @@ class Fleet:
 
     async def _bring_up(self, worker: Worker, info: EngineInfo) -> str | None:
         """One try; None when the worker has what was the fleet's version at its start."""
-        half_loaded = info.half_loaded or worker.half_loaded
+        half_loaded = info.half_loaded or worker.half_loaded or worker.weights_lost
         if half_loaded and (self.source is None or self.source.path is None):
-            return "weights began to load there and never ended, and there are none to load instead: restart it"
+            what = "its weights were given up" if worker.weights_lost else "weights began to load there and never ended"
+            return f"{what}, and there are none to load instead: restart it"
         if (
             worker.version is None
             and self.source is None
@@ -157,7 +158,7 @@ class Fleet:
         calls = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
         await self._control.do(worker, calls, self._update_timeout_s)
         await self.confirm(worker, version)
-        worker.half_loaded = False
+        worker.half_loaded = worker.weights_lost = False
 
     async def set_label(self, worker: Worker, version: int) -> None:
         """Label the weights that are loaded and have the engine confirm; raises WorkerFailure."""

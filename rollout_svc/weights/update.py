@@ -202,6 +202,8 @@ class WeightUpdater:
             return {"ok": False, "version": worker.version, "error": f"it reports version {worker.version}"}
         if source.moves:
             worker.half_loaded = False
+        if source.moves or worker.worker_id in (source.workers or ()):
+            worker.weights_lost = False
         return {"ok": True, "version": version}
 
     async def _adopt(self, worker: Worker, version: int, previous: int | None) -> None:

@@ -43,6 +43,7 @@ class FakeVLLM(Routes):
         lose_aborts: True, or which calls: their aborts are answered well and do nothing.
         hold_aborts: aborts are answered well and take effect at `settle_aborts`.
         lose_experts: answers lack the routed experts.
+        sleep_mode: `--enable-sleep-mode`, as it says; `releases_cache`: new enough to give the cache up alone.
         fail_update: True, or the trouble: loading weights answers 500 and leaves them half loaded.
     """
 

@@ -240,13 +240,25 @@ def models(model: str, root: str, context: int) -> dict[str, Any]:
 
 
 def server_info(
-    model: str, context: int, *, logprobs_mode: str, slots: int, processes: int, experts: bool = False
+    model: str,
+    context: int,
+    *,
+    logprobs_mode: str,
+    slots: int,
+    processes: int,
+    experts: bool = False,
+    sleep_mode: bool = False,
 ) -> dict[str, Any]:
     """Build a `/server_info?config_format=json` answer: the fields a client plans by."""
     told = {"model": model, "tokenizer": model, "max_model_len": context, "logprobs_mode": logprobs_mode}
     return {
         "vllm_config": {
-            "model_config": {**told, "served_model_name": model, "skip_tokenizer_init": False},
+            "model_config": {
+                **told,
+                "served_model_name": model,
+                "skip_tokenizer_init": False,
+                "enable_sleep_mode": sleep_mode,
+            },
             "scheduler_config": {"max_num_seqs": slots, "policy": "fcfs"},
             "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1, "_api_process_count": processes},
             "aux_output_config": {"enable_return_routed_experts": experts},
