@@ -25,6 +25,8 @@ ADMIN_ROUTES: Final = frozenset(
         "/update_weights_from_shared_memory",
         "/end_weight_update",
         "/abandon_weight_update",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
         "/flush_cache",
     }
 )

@@ -8,6 +8,7 @@ Invariants:
 - Weights change when nothing runs, or what runs is frozen; a change that fails leaves weights and label as they were.
 - Of two pauses the later one holds: `abort` ends what another had frozen, `retract` frees the rows that `in_place` had
   kept, and `in_place` keeps what `retract` had put in the queue there. One `resume` ends them all.
+- Memory is given up and taken back between two steps, never while weights change.
 - A cancelled caller leaves nothing behind: its request is aborted, a change of weights it began still completes.
 """
 
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from rollout_svc.embedded.door import Door
 from rollout_svc.embedded.job import Outcome
-from rollout_svc.embedded.model import read_weights, write_weights
+from rollout_svc.embedded.memory import Memory
+from rollout_svc.embedded.model import WeightsError, read_weights, write_weights
 from rollout_svc.embedded.runner import EngineDiedError, EngineThread
 from rollout_svc.embedded.updating import Updating
 from rollout_svc.embedded.wire import invalid
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rollout_svc.embedded.job import Job
+    from rollout_svc.embedded.memory import Tag
     from rollout_svc.embedded.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -50,6 +53,7 @@ class Engine:
         self._owned: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._updating = Updating(scheduler.model)
+        self._memory = Memory(scheduler)
         self._staging = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -64,6 +68,11 @@ class Engine:
     def staging_bytes(self) -> int:
         """Bytes that were ever allocated for weights to come."""
         return self._updating.allocated
+
+    @property
+    def released(self) -> frozenset[str]:
+        """What of its memory is given up."""
+        return self._scheduler.released
 
     @property
     def running(self) -> int:
@@ -180,11 +189,13 @@ class Engine:
     async def begin_update(self, manifest: Any, *, finite: bool) -> None:
         """Begin an update in buckets; see `Updating.begin`. Requests run on."""
         async with self._staging:
+            self._check_weights()
             self._updating.begin(manifest, finite=finite)
 
     async def receive_bucket(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket beside the weights, in a thread; see `Updating.receive`. Requests run on."""
         async with self._staging:
+            self._check_weights()
             return await asyncio.to_thread(self._updating.receive, call)
 
     async def end_update(self, version: str | None) -> None:
@@ -200,6 +211,25 @@ class Engine:
         """Forget an update that is under way. Idempotent."""
         async with self._staging:
             self._updating.abandon()
+
+    async def release_memory(self, tags: frozenset[Tag]) -> None:
+        """Give memory up; with the weights goes what an update is staged in. See `Memory.release`.
+
+        Raises:
+            MemoryRefusedError: Nothing has changed.
+            EngineDiedError: The engine has ended.
+        """
+
+        def release() -> None:
+            self._memory.release(tags)
+            if "weights" in tags:
+                self._updating.give_up()
+
+        await self._complete(self._move(release))
+
+    async def resume_memory(self, tags: frozenset[Tag]) -> None:
+        """Take memory back; what waited meanwhile runs when all is there. Raises as `release_memory`."""
+        await self._complete(self._move(lambda: self._memory.resume(tags)))
 
     async def relabel(self, version: str, *, abort_running: bool) -> None:
         """Name the weights anew, after aborting everything in flight if so asked.
@@ -258,12 +288,23 @@ class Engine:
     def _abort_jobs(self, chosen: Callable[[Job], bool]) -> None:
         self.thread.post(lambda: self._scheduler.abort(chosen))
 
+    async def _move(self, move: Callable[[], None]) -> None:
+        async with self._staging:
+            await self.thread.call(move)
+
+    def _check_weights(self) -> None:
+        """Raise WeightsError where there are no weights to be replaced."""
+        if "weights" in self.released:
+            raise WeightsError("the engine has given its weights up: they have to be taken back first")
+
     async def _load(self, path: str, version: str | None, *, abort_running: bool) -> None:
         model = self._scheduler.model
+        self._check_weights()
         # Read and validated before anybody has to wait: a bad file then costs the requests nothing.
         tensors = await asyncio.to_thread(read_weights, model, path)
 
         def swap() -> None:
+            self._check_weights()
             write_weights(model, tensors)
             if version is not None:
                 self._scheduler.relabel(version)
