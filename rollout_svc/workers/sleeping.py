@@ -30,6 +30,8 @@ _MONITOR_S: Final = 15.0  # seconds for which an engine's own monitor may still 
 _BACKUP: Final = "weights_backup"
 _UNKNOWN: Final = "whether it gave its memory up is not known, and it does not tell: restart it"
 
+_RESTARTED: Final = "it is another process, which is awake"
+
 
 def can_offload(worker: Worker) -> bool:
     """Whether this worker's engine can give memory up, and is ours alone: it dies of it where anything runs."""
@@ -67,6 +69,8 @@ class Sleeping:
         wanted = worker.dialect.offloads(tags | sleep.tags)
         if not sleep.certain:
             return _UNKNOWN
+        if sleep.tags and await self._is_another(worker):
+            return _RESTARTED
         if wanted <= sleep.tags:
             return None
         await self._take_back(worker, sleep, TAGS)
@@ -97,6 +101,8 @@ class Sleeping:
         return reason
 
     async def _wake(self, worker: Worker, sleep: Sleep, tags: Iterable[Tag]) -> str | None:
+        if await self._is_another(worker):
+            return _RESTARTED
         if not sleep.certain:
             found = await self._ask(worker)
             if found is None:
@@ -121,12 +127,22 @@ class Sleeping:
             worker.weights_lost |= not found.kept
             worker.reason = f"it was found asleep: {', '.join(worker.asleep.listed)}"
 
-    def met(self, worker: Worker, info: EngineInfo, *, other: bool) -> None:
-        """Another process than the one that was put to sleep is awake: a label that counts nothing is a fresh one's."""
-        fresh = worker.labels and worker.version is not None and info.weight_version is None
+    def met(self, worker: Worker, info: EngineInfo, *, other: bool = False) -> bool:
+        """Whether it is another process than was put to sleep, and so awake; `other`: that is known already.
+
+        One that was in traffic had a number for a label: another label, but that of a load under way, is a fresh one's.
+        """
+        fresh = worker.labels and info.weight_version is None and not info.half_loaded
         renamed = None not in (info.process, worker.process) and info.process != worker.process
-        if worker.asleep is not None and (other or fresh or renamed):
-            worker.asleep, worker.weights_lost = None, False
+        if worker.asleep is None or not (other or fresh or renamed):
+            return False
+        worker.asleep, worker.weights_lost = None, False
+        worker.restarted("it was restarted in its sleep")
+        return True
+
+    async def _is_another(self, worker: Worker) -> bool:
+        """Ask right before memory is taken back: one that was restarted since the last look would die of it."""
+        return worker.state is not WorkerState.STARTING and self.met(worker, await self._control.info(worker))
 
     async def _take_back(self, worker: Worker, sleep: Sleep, tags: Iterable[Tag]) -> None:
         for tag in in_order(sleep.tags & frozenset(tags)):

@@ -355,7 +355,8 @@ class Supervisor:
         """Whether it has all its memory, taken back where nobody has it; else its reason says why not."""
         self._sleeping.met(worker, info, other=_is_another(worker, info))
         try:
-            await self._sleeping.find(worker)
+            if not worker.active_since:  # one that fell asleep since is somebody else's to wake
+                await self._sleeping.find(worker)
         except WorkerFailure as failure:
             worker.reason = str(failure)
             return False

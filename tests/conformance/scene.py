@@ -19,6 +19,8 @@ __all__ = ["Scene", "scene", "skip_unshown"]
 
 _QUARANTINE_S: Final = 0.3
 
+_OTHERS = {"experts", "shm", "offload", "offload_kv", "weights_backup"}
+
 
 class Scene:
     """A service in front of one site."""
@@ -108,7 +110,7 @@ async def scene(site: Site, *others: Mapping[str, Any], **sections: Any) -> Asyn
     }
     async with stage(worker, *others, transport=lambda: transport, **(settings | sections)) as made:
         transport.on_sent = made.bell.ring
-        assert set(made.worker().capabilities) - {"experts", "shm"} == site.capabilities  # of stopping
+        assert set(made.worker().capabilities) - _OTHERS == site.capabilities  # of stopping
         try:
             yield Scene(site, made, transport)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
@@ -309,3 +310,34 @@ async def test_a_pause_does_not_wait_for_a_slow_sleeper() -> None:
         await made.push(1)
         assert (await made.take())["groups"]
         assert (asleep(made), engine.memory_deaths) == ([[]], 0)
+
+
+@pytest.mark.parametrize("told", [SAVER, BACKUP])
+async def test_no_history_of_pauses_kills_an_engine(told: dict[str, Any]) -> None:
+    """Given up, woken, updated and restarted in any order, nothing is asked of it that it would die of."""  # P24
+    rng = Random(7)
+    async with sglang(told) as engine, stage(engine) as made:
+        engine.answer = lambda _: Reply(tokens=[1])
+        version = 0
+        for _ in range(60):
+            step = rng.choice(["pause", "pause", "resume", "update", "restart"])
+            if step == "pause" and made.worker().state is WorkerState.ACTIVE:
+                await made.pause(offload=rng.sample(BOTH, rng.randint(1, 2)))
+            elif step == "resume":
+                await made.resume()
+            elif step == "update" and made.service.state == "paused" and made.worker().state is WorkerState.ACTIVE:
+                version += 1
+                await made.service.update_weights(version, DISK)
+            elif step == "restart" and rng.random() < 0.2:
+                await engine.kill()
+                await engine.restart()
+            assert engine.memory_deaths == 0
+        if made.service.state == "running":
+            await made.pause()
+        await made.until(lambda: made.worker().state is not WorkerState.DEAD, "found again")
+        await made.service.update_weights(version + 1, DISK)
+        await made.resume()
+        await made.until(lambda: made.worker().state is WorkerState.ACTIVE, "in traffic")
+        await made.push(1)
+        assert (await made.take())["groups"]
+        assert (engine.memory_deaths, engine.spoilt) == (0, 0)

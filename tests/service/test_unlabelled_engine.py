@@ -391,7 +391,7 @@ async def test_it_is_recognised() -> None:
     ):
         record = made.worker().as_json()
         assert (record["dialect"], record["model"]) == ("lmdeploy", "m")
-        assert record["capabilities"] == ["abort", "abort_all", "stream", "experts"]
+        assert record["capabilities"] == ["abort", "abort_all", "stream", "experts", "offload", "weights_backup"]
 
 
 async def test_partial_tokens_survive_a_cut_stream() -> None:
