@@ -69,6 +69,8 @@ def in_the_way(worker: Worker) -> str | None:
     """Why it cannot be put to sleep now; None where nothing is in the way."""
     if worker.state is not WorkerState.ACTIVE:
         return f"it is {worker.state}: {worker.reason}"
+    if worker.loading:
+        return "weights are on their way to it"
     if worker.freeze is not None:
         return "it is frozen, or may be"
     if worker.calls:

@@ -45,10 +45,10 @@ class Offloading:
         return self._sleeping.lent or any(asleep)
 
     @property
-    def without_weights(self) -> list[str]:
-        """Workers whose engines have no weights to be written to."""
-        asleep = [w for w in self._pool.workers.values() if w.asleep is not None]
-        return [w.worker_id for w in asleep if w.asleep is not None and "weights" in w.asleep.tags]
+    def weightless(self) -> list[str]:
+        """Workers in traffic whose engines have no weights to be written to, or may have none."""
+        workers = self._pool.workers.values()
+        return [w.worker_id for w in workers if w.weightless and w.state is WorkerState.ACTIVE]
 
     async def offload(self, tags: frozenset[Tag], until: float) -> Offloaded:
         """Put every idle engine to sleep; returns by `until`, loop time, with what came of it."""

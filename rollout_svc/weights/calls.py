@@ -96,9 +96,8 @@ class WeightCalls:
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
         phases = Phases(asyncio.get_running_loop().time)
-        if not source.moves and (asleep := self._offloading.without_weights):
-            words = f"nobody can have moved weights into {', '.join(asleep)}: it gave its own up, and sleeps"
-            raise Conflict(words, type="asleep", detail={"workers": asleep})
+        if not source.moves:
+            self._refuse_weightless("nobody can have moved weights there")
         if was_running:
             if pause is None:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
@@ -108,6 +107,7 @@ class WeightCalls:
             self._check()
         refuse_undrained(pauses.drained)
         await self._offloading.wake(("weights",))  # so that there is something to load into
+        self._refuse_weightless("another pause put them to sleep")
         record = await self._updater.update(version, source, phases, since=pauses.closed_at)
         # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
         if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
@@ -116,6 +116,11 @@ class WeightCalls:
                 if self._runs() and pauses.asked == asked and not pauses.climbing:
                     pauses.resume()
         return record
+
+    def _refuse_weightless(self, why: str) -> None:
+        if asleep := self._offloading.weightless:
+            words = f"{', '.join(asleep)} gave their weights up, and sleep: {why}"
+            raise Conflict(words, type="asleep", detail={"workers": asleep})
 
     async def assert_version(self, version: int) -> None:
         """Raise Conflict unless every worker in traffic reports `version`, and there is one."""

@@ -155,6 +155,7 @@ class WeightUpdater:
             for worker in self._pool.workers.values()
             if worker.quarantine is not None and worker.quarantine.kind == "version" and not worker.calls
             if worker.refusal is None  # it is another engine than ours
+            if not worker.weightless
         ]
         answers = await asyncio.gather(*(self._answers(worker) for worker in waiting))
         return [

@@ -76,8 +76,8 @@ class Sleeping:
         await self._take_back(worker, sleep, TAGS)
         if "count" in worker.capabilities and (count := await self._control.count(worker)) != 0:
             return f"it is not idle by its own count: {'unknown' if count is None else count}"
-        if worker.state is not WorkerState.ACTIVE or worker.calls:  # what was awaited may have changed everything
-            return f"it is {worker.state}: {worker.reason}"
+        if worker.state is not WorkerState.ACTIVE or worker.calls or worker.loading:  # it may have changed meanwhile
+            return f"it is {worker.state}, and has work: {worker.reason}"
         if "weights" in wanted and _BACKUP not in worker.capabilities:
             worker.weights_lost = True
         await self._move(worker, sleep, worker.dialect.offload(wanted))

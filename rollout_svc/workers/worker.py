@@ -246,6 +246,11 @@ class Worker:
         return self.freeze is not None and self.freeze.confirmed
 
     @property
+    def weightless(self) -> bool:
+        """Whether its engine has given its weights up, or may have: there is nothing to load into."""
+        return self.asleep is not None and ("weights" in self.asleep.tags or not self.asleep.certain)
+
+    @property
     def keeps_cache(self) -> bool:
         """Whether requests are frozen there whose KV cache was asked to stay."""
         return self.frozen and bool(self.calls) and self.freeze is not None and self.freeze.cache == "keep"

@@ -341,3 +341,33 @@ async def test_no_history_of_pauses_kills_an_engine(told: dict[str, Any]) -> Non
         await made.push(1)
         assert (await made.take())["groups"]
         assert (engine.memory_deaths, engine.spoilt) == (0, 0)
+
+
+async def test_weights_never_move_to_one_that_does_not_wake() -> None:
+    """Out of traffic for its sleep it is skipped by the update, and loads them when it has woken."""  # P24
+    async with vllm() as engine, sglang() as other, stage(engine, other) as made:
+        await made.pause(offload=BOTH)
+        engine.script("/wake_up", Status(500), times=None)
+        answer = await made.service.update_weights(1, DISK)
+        assert (answer["workers"]["w1"]["ok"], answer["workers"]["w0"]["ok"]) == (True, False)
+        assert "does not wake" in answer["workers"]["w0"]["skipped"]
+        assert (engine.updates, engine.dead) == ([], False)
+        engine.heal("/wake_up")
+        await made.resume()
+        await made.until(lambda: made.worker().state is WorkerState.ACTIVE, "woken, and given the weights")
+        assert (engine.weight_version, engine.dead) == ("1", False)
+
+
+async def test_nobody_is_put_to_sleep_under_an_update() -> None:
+    """A pause that asks for memory while weights move is told why it gets none."""  # P24
+    async with sglang() as engine, stage(engine) as made:
+        await made.pause()
+        engine.script("/update_weights_from_disk", Hang())
+        updating = made.start(made.service.update_weights(1, DISK))
+        await engine.wait_hits("/update_weights_from_disk", 1)
+        report = await made.pause(offload=BOTH)
+        assert (report.offloaded, report.not_offloaded) == ({}, {"w0": "weights are on their way to it"})
+        engine.heal("/update_weights_from_disk")
+        assert (await updating)["version"] == 1
+        await made.resume()
+        assert engine.memory_deaths == 0
