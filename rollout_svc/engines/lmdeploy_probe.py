@@ -45,14 +45,14 @@ _CACHE_WORDS: Final = (
 def read_profile(replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
     """Read the answers to `PROBE`; raises as `Dialect.parse_probe`."""
     model = _served(replies[0])
-    abort, nothing, backend = _answer(replies[1]), _answer(replies[2]), replies[3]
+    abort, nothing, backend, sleep = _answer(replies[1]), _answer(replies[2]), replies[3], replies[4:]
     if abort.status == _NOT_IMPLEMENTED:
         words = "started without --enable-abort-handling, which it needs: nothing could be stopped there"
         raise WorkerFailure("unfit", words, hard=True)
     if has_no_logprobs(nothing):
         raise without_logprobs()
     is_pytorch = isinstance(backend, Reply) and backend.status == OK
-    sleeps = isinstance(replies[4], Reply) and replies[4].status == OK
+    sleeps = any(isinstance(reply, Reply) and reply.status == OK for reply in sleep)
     has_experts = nothing.status == _REFUSED and _NO_PROMPT in nothing.body
     warnings = [_CACHE_WORDS]
     warnings += [_ASLEEP_WORDS] if nothing.status == _ASLEEP else []
