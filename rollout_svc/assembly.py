@@ -33,6 +33,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.ladder import Ladder
+from rollout_svc.pause.offloading import Offloading
 from rollout_svc.plan import Plan, batch_of, make_plan
 from rollout_svc.producer.drought import Droughts
 from rollout_svc.producer.loop import Producer
@@ -61,6 +62,7 @@ from rollout_svc.workers.launching import Launching
 from rollout_svc.workers.making import make_worker
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.routing import Router
+from rollout_svc.workers.sleeping import Sleeping
 from rollout_svc.workers.supervisor import Supervisor
 
 __all__ = ["Parts", "Prepared", "assemble", "make_worker", "prepare", "worker_ids"]
@@ -104,6 +106,7 @@ class Parts:
     launching: Launching
     attendance: Attendance
     pauses: PauseController
+    offloading: Offloading
     batches: Batches
     evaluations: Evaluations
     checkpoints: Checkpoints
@@ -235,6 +238,7 @@ def assemble(
         launching=fleet.launching,
         attendance=stop.attendance,
         pauses=stop.pauses,
+        offloading=stop.offloading,
         batches=batches,
         evaluations=work.evaluations,
         checkpoints=checkpoints,
@@ -299,9 +303,11 @@ class _FleetParts:
             update_timeout_s=update_timeout_s,
         )
         self.freezing = Freezing(pool=self.pool, control=self.control, tasks=tasks)
+        self.sleeping = Sleeping(control=self.control, bus=bus)
         self.supervisor = Supervisor(
             pool=self.pool,
             freezing=self.freezing,
+            sleeping=self.sleeping,
             control=self.control,
             transport=ground.transport,
             tasks=tasks,
@@ -419,6 +425,9 @@ class _StopParts:
             tasks=tasks,
             bus=ground.bus,
             ledger=ground.ledger.as_json,
+        )
+        self.offloading = Offloading(
+            pool=fleet.pool, sleeping=fleet.sleeping, tasks=tasks, drained=lambda: self.pauses.drained
         )
         self.attendance = Attendance(
             pool=fleet.pool,

@@ -226,6 +226,7 @@ def pause(
     mode: Annotated[str | None, typer.Option(help="abort, wait or keep.")] = None,
     kv: Annotated[str | None, typer.Option(help="With keep: keep or drop the cache of frozen requests.")] = None,
     lane: Annotated[list[str] | None, typer.Option(help="train or eval; repeatable; default: both.")] = None,
+    offload: Annotated[str | None, typer.Option(help="Memory that engines give up: weights,kv_cache.")] = None,
     as_json: Json = False,
 ) -> None:
     """Stop the stage and show the report."""
@@ -234,6 +235,7 @@ def pause(
     if deadline_s is not None and not math.isfinite(deadline_s):  # JSON has no word for it: it would not arrive
         raise ConfigError.at("--deadline-s", f"expected a finite number, not {deadline_s}")
     given: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "kv": kv, "lanes": lane or None}
+    given["offload"] = None if offload is None else [tag.strip() for tag in offload.split(",")]
     given = {key: value for key, value in given.items() if value is not None}
     answer = _ask(url, token, lambda client: client.pause(**given))
     _answer(answer, as_json=as_json, show=show_report)

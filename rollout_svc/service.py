@@ -13,7 +13,7 @@ import asyncio
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -39,7 +39,7 @@ from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabo
 from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
 from rollout_svc.weights.calls import WeightCalls
-from rollout_svc.weights.pausing import PauseCalls
+from rollout_svc.weights.pausing import Asked, PauseCalls
 from rollout_svc.weights.request import read_source, read_version
 from rollout_svc.workers.worker import WorkerState
 
@@ -47,6 +47,7 @@ __all__ = ["RolloutService", "State"]
 
 State = Literal["starting", "running", "pausing", "paused", "resuming", "stopping", "failed"]
 
+T = TypeVar("T")
 _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 _STOP_MARGIN_S: Final = 5.0  # seconds for what is left to end after the last pause
 
@@ -94,37 +95,27 @@ class RolloutService:
     @property
     def parts(self) -> Parts:
         """The running parts."""
-        if self._parts is None:
-            raise NotNow("starting", "the service has not been started")
-        return self._parts
+        return _made(self._parts)
 
     @property
     def fleet(self) -> Concurrency:
         """The fleet's membership and the plan in force."""
-        if self._fleet is None:
-            raise NotNow("starting", "the service has not been started")
-        return self._fleet
+        return _made(self._fleet)
 
     @property
     def pauses(self) -> PauseCalls:
         """The calls that stop the stage, and start it again."""
-        if self._pauses is None:
-            raise NotNow("starting", "the service has not been started")
-        return self._pauses
+        return _made(self._pauses)
 
     @property
     def weights(self) -> WeightCalls:
         """The calls that move weights."""
-        if self._weights is None:
-            raise NotNow("starting", "the service has not been started")
-        return self._weights
+        return _made(self._weights)
 
     @property
     def memory_watch(self) -> MemorySampler:
         """The watch on memory and disk."""
-        if self._memory is None:
-            raise NotNow("starting", "the service has not been started")
-        return self._memory
+        return _made(self._memory)
 
     @property
     def state(self) -> State:
@@ -175,6 +166,7 @@ class RolloutService:
         self._weights = WeightCalls(
             tasks=parts.tasks,
             pauses=parts.pauses,
+            offloading=parts.offloading,
             updater=parts.updater,
             fleet=parts.fleet,
             pool=parts.pool,
@@ -183,7 +175,8 @@ class RolloutService:
             runs=lambda: self._phase == "running",
             config=self.config,
         )
-        self._pauses = PauseCalls(parts.pauses, parts.pool, self.config.pause, self._weights, self._check_running)
+        using = (parts.pauses, parts.offloading, parts.pool, parts.tasks)
+        self._pauses = PauseCalls(*using, self.config.pause, self._weights, self._check_running)
         self._memory = watch_memory(parts, self.config, self.bus, probes=self._outside.probes)
         for worker in self.config.workers:
             self._fleet.add(worker)
@@ -229,10 +222,10 @@ class RolloutService:
         parts.evaluations.fail(lambda: NotNow("stopping", "the service is stopping"))
         parts.launching.hold()
         await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
+        await parts.offloading.wake_for_others(self.config.pause.deadline_s)
         for part in (parts.batches, parts.pool, parts.producer, parts.evaluations, parts.attendance):
             part.close()
-        end = asyncio.get_running_loop().time() + _STOP_MARGIN_S
-        self.survivors = await parts.tasks.close(end)
+        self.survivors = await parts.tasks.close(end := asyncio.get_running_loop().time() + _STOP_MARGIN_S)
         await parts.transport.close()
         closing = [
             asyncio.ensure_future(parts.processes.close()),
@@ -254,9 +247,9 @@ class RolloutService:
             self.parts.evaluations.fail(lambda: self._dead(event))
         self.bus.emit(event)
 
-    def _dead(self, failure: ComponentDied) -> NotNow:
-        detail = {"traceback": failure.traceback, "workers": whereabouts(self.parts)}
-        return NotNow("failed", f"{failure.component} died: {failure.error}", detail=detail)
+    def _dead(self, died: ComponentDied) -> NotNow:
+        detail = {"traceback": died.traceback, "workers": whereabouts(self.parts)}
+        return NotNow("failed", f"{died.component} died: {died.error}", detail=detail)
 
     def _check_alive(self, stopping: NotNowType = "stopping") -> None:
         if self.failure is not None:
@@ -280,22 +273,23 @@ class RolloutService:
         lanes: Iterable[Lane] = LANES,
         if_ticket: int | None = None,
         kv: str = "keep",
+        offload: Iterable[str] = (),
     ) -> PauseReport:
         """Stop the stage; returns by the deadline with a report. See `docs/stopping.md`.
 
         Args:
             mode: `abort` ends what runs, `wait` lets it finish for half of the time, `keep` freezes it where it is.
             deadline_s: seconds until this has returned; None, like `mode`: as configured.
-            lanes: what to stop; `keep` takes all, for a frozen engine moves nothing of any lane.
+            lanes: what to stop; `keep` and `offload` take all, for they hold engines as a whole.
             if_ticket: only if this is still the number of the last pause.
             kv: in mode `keep`, whether frozen requests keep their KV cache, or `drop` it and make it again.
+            offload: of `weights`, `kv_cache`: what idle engines give up until the resume.
 
         Raises:
-            BadRequest: a value that means nothing, or a mode that no engine of this fleet can do.
-            Conflict: `if_ticket` is old.
+            BadRequest: a value that means nothing, or what an engine cannot do. Conflict: `if_ticket` is old.
         """
         self._check_running()
-        return await self.pauses.pause(mode=mode, deadline_s=deadline_s, lanes=tuple(lanes), if_ticket=if_ticket, kv=kv)
+        return await self.pauses.pause(Asked(mode, deadline_s, tuple(lanes), if_ticket, kv, tuple(offload)))
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open the gate again; waits for a pause under way. With `weight_version`: only if every worker reports it."""
@@ -441,6 +435,12 @@ class RolloutService:
         self._check_alive()
         self.fleet.remove(worker_id)
         return {"id": worker_id, "state": str(WorkerState.DRAINING)}
+
+
+def _made(part: T | None) -> T:
+    if part is None:
+        raise NotNow("starting", "the service has not been started")
+    return part
 
 
 def _bad_request(problems: Iterable[Problem]) -> BadRequest:

@@ -399,7 +399,7 @@ async def test_pause_and_resume_from_a_shell(tmp_path: Path) -> None:
         for age in ("-1", "nan"):
             done = await asyncio.to_thread(run, "stuck", "--url", url, "--older-than", age)
             assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-        for refused in (("--deadline-s", "0"), ("--mode", "stop"), ("--lane", "slow"), KEPT):
+        for refused in (("--deadline-s", "0"), ("--mode", "stop"), ("--lane", "slow"), ("--offload", "disk"), KEPT):
             done = await asyncio.to_thread(run, "pause", "--url", url, *refused)
             assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
         old = await asyncio.to_thread(run, "resume", "--url", url, "--ticket", "7")

@@ -28,6 +28,8 @@ ADMIN_ROUTES: Final = frozenset(
         "/destroy_weights_update_group",
         "/end_weight_update",
         "/abandon_weight_update",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
         "/flush_cache",
     }
 )

@@ -48,6 +48,14 @@ class Batch:
         """Rows without a job."""
         return self.rows - len(self.jobs)
 
+    def give_up(self) -> None:
+        """Free the cache of a batch without jobs, until `take_back`."""
+        self._forward.give_up()
+
+    def take_back(self) -> None:
+        """Have a cache again."""
+        self._forward.take_back()
+
     def join(self, jobs: list[Job]) -> tuple[list[int], list[float]]:
         """Prefill sequences of one padded length into free rows, and draw each one's next token.
 

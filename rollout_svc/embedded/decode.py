@@ -53,7 +53,8 @@ class CachedForward:
     """
 
     __slots__ = (
-        *("_given_up", "_heads", "_keys", "_kv", "_layers", "_model", "_places", "_row_index", "_scale", "_values"),
+        *("_given_up", "_heads", "_keys", "_kv", "_layers", "_model", "_places", "_row_index", "_scale", "_shape"),
+        "_values",
         "rows",
     )
 
@@ -73,13 +74,22 @@ class CachedForward:
         self._heads = config.heads
         self._scale = config.head_width**-0.5
         self._layers = [_LayerWeights(block) for block in model.blocks if isinstance(block, Block)]
-        shape = (2, self.rows, config.heads, length, config.head_width)
-        # Zeros, not garbage: a masked place has weight 0, and 0 times NaN would still be NaN.
-        self._kv = [torch.zeros(shape) for _ in self._layers]
-        self._keys = [kv[0].view(self.rows * config.heads, length, config.head_width) for kv in self._kv]
-        self._values = [kv[1].view(self.rows * config.heads, length, config.head_width) for kv in self._kv]
+        self._shape = (2, self.rows, config.heads, length, config.head_width)
+        self.take_back()
         self._places = torch.arange(length)
         self._row_index = torch.arange(self.rows)
+
+    def take_back(self) -> None:
+        """Make the cache, with nothing in it."""
+        _, rows, heads, length, width = self._shape
+        # Zeros, not garbage: a masked place has weight 0, and 0 times NaN would still be NaN.
+        self._kv = [torch.zeros(self._shape) for _ in self._layers]
+        self._keys = [kv[0].view(rows * heads, length, width) for kv in self._kv]
+        self._values = [kv[1].view(rows * heads, length, width) for kv in self._kv]
+
+    def give_up(self) -> None:
+        """Free the cache, of which no row is in use; nothing is computed until `take_back`."""
+        self._kv, self._keys, self._values = [], [], []
 
     def prefill(self, prompts: list[list[int]], first_row: int) -> tuple[Tensor, Routing]:
         """Fill consecutive rows with prompts of one padded length, and return what follows each.

@@ -8,6 +8,7 @@ Invariants:
 - Weights change when nothing runs, or what runs is frozen; a change that fails leaves weights and label as they were.
 - Of two pauses the later one holds: `abort` ends what another had frozen, `retract` frees the rows that `in_place` had
   kept, and `in_place` keeps what `retract` had put in the queue there. One `resume` ends them all.
+- Memory is given up and taken back between two steps, never while weights change.
 - A cancelled caller leaves nothing behind: its request is aborted, a change of weights it began still completes.
 """
 
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 from rollout_svc.embedded.door import Door
 from rollout_svc.embedded.groups import Groups, Received, detached
 from rollout_svc.embedded.job import Outcome
-from rollout_svc.embedded.model import read_weights, write_weights
+from rollout_svc.embedded.memory import Memory
+from rollout_svc.embedded.model import WeightsError, read_weights, write_weights
 from rollout_svc.embedded.receiving import BucketError
 from rollout_svc.embedded.runner import EngineDiedError, EngineThread
 from rollout_svc.embedded.updating import Updating
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rollout_svc.embedded.job import Job
+    from rollout_svc.embedded.memory import Tag
     from rollout_svc.embedded.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -52,6 +55,7 @@ class Engine:
         self._owned: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._updating = Updating(scheduler.model)
+        self._memory = Memory(scheduler)
         self._staging = asyncio.Lock()
         self._groups = Groups()
         self._named: str | None = None  # the label that came with a bucket of the update under way
@@ -70,6 +74,11 @@ class Engine:
     def staging_bytes(self) -> int:
         """Bytes that were ever allocated for weights to come."""
         return self._updating.allocated
+
+    @property
+    def released(self) -> frozenset[str]:
+        """What of its memory is given up."""
+        return self._scheduler.released
 
     @property
     def running(self) -> int:
@@ -191,6 +200,7 @@ class Engine:
     async def begin_update(self, manifest: Any, *, finite: bool, update: str | None = None) -> None:
         """Begin an update in buckets; see `Updating.begin`. Requests run on."""
         async with self._staging:
+            self._check_weights()
             self._updating.begin(manifest, finite=finite, update=update)
             self._named = None
 
@@ -247,6 +257,25 @@ class Engine:
         """Forget an update that is under way; with a name, this one alone. Idempotent."""
         async with self._staging:
             self._updating.abandon(update)
+
+    async def release_memory(self, tags: frozenset[Tag]) -> None:
+        """Give memory up; with the weights goes what an update is staged in. See `Memory.release`.
+
+        Raises:
+            MemoryRefusedError: Nothing has changed.
+            EngineDiedError: The engine has ended.
+        """
+
+        def release() -> None:
+            self._memory.release(tags)
+            if "weights" in tags:
+                self._updating.give_up()
+
+        await self._complete(self._move(release))
+
+    async def resume_memory(self, tags: frozenset[Tag]) -> None:
+        """Take memory back; what waited meanwhile runs when all is there. Raises as `release_memory`."""
+        await self._complete(self._move(lambda: self._memory.resume(tags)))
 
     async def relabel(self, version: str, *, abort_running: bool) -> None:
         """Name the weights anew, after aborting everything in flight if so asked.
@@ -306,12 +335,23 @@ class Engine:
     def _abort_jobs(self, chosen: Callable[[Job], bool], *, urgent: bool = False) -> None:
         self.thread.post(lambda: self._scheduler.abort(chosen), urgent=urgent)
 
+    async def _move(self, move: Callable[[], None]) -> None:
+        async with self._staging:
+            await self.thread.call(move)
+
+    def _check_weights(self) -> None:
+        """Raise WeightsError where there are no weights to be replaced."""
+        if "weights" in self.released:
+            raise WeightsError("the engine has given its weights up: they have to be taken back first")
+
     async def _load(self, path: str, version: str | None, *, abort_running: bool) -> None:
         model = self._scheduler.model
+        self._check_weights()
         # Read and validated before anybody has to wait: a bad file then costs the requests nothing.
         tensors = await asyncio.to_thread(read_weights, model, path)
 
         def swap() -> None:
+            self._check_weights()
             write_weights(model, tensors)
             self._updating.can_revert = False
             if version is not None:
@@ -324,6 +364,7 @@ class Engine:
 
     async def _receive_bucket(self, call: Mapping[str, Any]) -> int:
         async with self._staging:  # held for as long as the thread runs, whoever has left
+            self._check_weights()
             return await asyncio.to_thread(self._updating.receive, call)
 
     async def _stage_broadcast(self, received: Received, begun: int, version: str | None) -> int:

@@ -8,6 +8,7 @@ Invariants:
 - With nothing running and nothing waiting, every row is free.
 - While frozen no step is taken: rows keep their jobs, keys and values, the queue its order. An abort of a job in a row
   then waits for the thaw, as it does for an engine whose aborts take a step; one in the queue ends at once.
+- While memory is `released` no step is taken either, and no row has a job: newcomers wait in the queue.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Scheduler:
         self.batch = Batch(model, max_running, lambda: self.given_up())  # noqa: PLW0108 - another may be set
         self.waiting: deque[Job] = deque()
         self.frozen = False
+        self.released: frozenset[str] = frozenset()
         self.generated_tokens = 0
         self._vocabulary = vocabulary
         self._ended: list[Outcome] = []
@@ -66,7 +68,7 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return not self.frozen and bool(self.batch.jobs or self.waiting)
+        return not self.frozen and not self.released and bool(self.batch.jobs or self.waiting)
 
     def submit(self, job: Job) -> None:
         """Put a job at the end of the queue; one that may produce nothing ends here."""

@@ -21,6 +21,7 @@ from aiohttp import web
 from rollout_svc.embedded.auth import Keys
 from rollout_svc.embedded.bodies import as_json, read_body, update_answer
 from rollout_svc.embedded.engine import PAUSE_MODES
+from rollout_svc.embedded.memory_routes import memory_routes
 from rollout_svc.embedded.model import WeightsError
 from rollout_svc.embedded.runner import EngineDiedError
 from rollout_svc.embedded.streaming import stream
@@ -135,6 +136,7 @@ class EngineServer:
                 web.post("/update_weights_from_disk", self._update_weights_from_disk),
                 web.post("/update_weight_version", self._update_weight_version),
                 *weight_routes(self.engine),
+                *memory_routes(self.engine),
                 web.route("*", "/flush_cache", self._flush_cache),
                 *(web.get(path, self._model_info) for path in ("/model_info", "/get_model_info")),
                 *(web.get(path, self._server_info) for path in ("/server_info", "/get_server_info")),
@@ -277,6 +279,9 @@ class EngineServer:
                 "pause_modes": list(PAUSE_MODES),
                 "weight_transports": list(WEIGHT_TRANSPORTS),
                 "weight_staging_bytes": self.engine.staging_bytes,
+                "enable_memory_saver": True,
+                "enable_weights_cpu_backup": True,
+                "released_memory": sorted(self.engine.released),
                 "enable_return_routed_experts": identity.tells_experts,
                 **(config.routing() if config.moe_layers else {}),
             }

@@ -157,6 +157,11 @@ class Updating:
         if update != self._update:
             raise BucketError("another update was begun here since")
 
+    def give_up(self) -> None:
+        """Forget what was staged, and free what it was staged in. Idempotent."""
+        self.abandon()
+        self._spare = {}
+
     def _check(self, manifest: Any) -> None:
         if not isinstance(manifest, list):
             raise WeightsError(f"the manifest has to be a list, not {type(manifest).__name__}")

@@ -10,6 +10,7 @@ import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.endpoint import Endpoint
+from rollout_svc.engines.memory import Asleep, Tag
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.heavy import Heavy
 from rollout_svc.segment import FinishReason, VersionSpan
@@ -196,7 +197,8 @@ class EngineProfile:
         dialect: name of the dialect it was recognised by.
         engine_version: the engine's own version.
         capabilities: what it can do, of `abort abort_all count disk flush freeze_keep_kv freeze_drop_kv set_version
-            stream weight_version experts shm cuda_ipc distributed`.
+            stream weight_version experts shm cuda_ipc distributed offload offload_kv weights_backup`: `offload`, memory
+            can be given up; `offload_kv`, the cache alone; `weights_backup`, weights come back as they were.
         logprobs: what its logprobs are of.
         model: path or name of what it serves.
         tokenizer: path or name of its tokenizer.
@@ -349,6 +351,23 @@ class Dialect(Protocol):
 
     def flush_cache(self) -> list[Call]:
         """Drop every cached prefix; empty where the engine has no way to."""
+
+    # -- sleep, for capability `offload` ---------------------------------------------------------------------
+
+    def offloads(self, tags: frozenset[Tag]) -> frozenset[Tag]:
+        """What goes when these are to be given up: some engines give up all or nothing."""
+
+    def offload(self, tags: frozenset[Tag]) -> list[Call]:
+        """Give up memory, of an idle engine that is wholly awake."""
+
+    def wake(self, tag: Tag) -> list[Call]:
+        """Take memory back, one tag after the other in the order of `TAGS`; the last one makes the engine go on."""
+
+    def asleep(self) -> Call:
+        """Build the call that tells whether it sleeps."""
+
+    def parse_asleep(self, reply: Reply) -> Asleep | None:
+        """Read its answer; None where the engine does not say. Raises WorkerFailure."""
 
     def parse_done(self, reply: Reply) -> None:
         """Check that a control call succeeded; raises WorkerFailure with the engine's own words."""

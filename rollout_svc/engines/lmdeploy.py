@@ -26,8 +26,9 @@ from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
 from rollout_svc.engines.lmdeploy_probe import NAME, PROBE, has_no_logprobs, read_profile, without_logprobs
 from rollout_svc.engines.lmdeploy_stream import LMDeployReader
+from rollout_svc.engines.memory import TAGS, Asleep, Tag
 from rollout_svc.engines.params import UNSENT, SamplingParams, extra_of, lift_of
-from rollout_svc.engines.parsing import OK, check_numbers, check_status, excerpt, failure_of, raw_experts
+from rollout_svc.engines.parsing import OK, check_numbers, check_status, control_body, excerpt, failure_of, raw_experts
 from rollout_svc.errors import SampleFailure, WorkerFailure
 from rollout_svc.segment import FinishReason
 from rollout_svc.tensors.experts import RawExperts
@@ -203,6 +204,26 @@ class LMDeployDialect:
     def flush_cache(self) -> list[Call]:
         """It has no way to; sleep implies it."""
         return []
+
+    def offloads(self, tags: frozenset[Tag]) -> frozenset[Tag]:  # noqa: ARG002 - whatever is asked for
+        """All or nothing."""
+        return frozenset(TAGS)
+
+    def offload(self, tags: frozenset[Tag]) -> list[Call]:  # noqa: ARG002 - whatever is asked for
+        """`/sleep?level=1` keeps the weights in host memory; the empty body is there for its content type."""
+        return [Call("POST", "/sleep?level=1", b"{}", admin=True)]
+
+    def wake(self, tag: Tag) -> list[Call]:
+        """`/wakeup?tags=`: it generates again when the last is back."""
+        return [Call("POST", f"/wakeup?tags={tag}", b"{}", admin=True)]
+
+    def asleep(self) -> Call:
+        """`/is_sleeping`, which looks, where `/health` tells what was found up to 12 s ago."""
+        return Call("GET", "/is_sleeping")
+
+    def parse_asleep(self, reply: Reply) -> Asleep | None:
+        """Read it: it tells neither what is given up, nor whether the weights were kept."""
+        return Asleep(frozenset(TAGS if control_body(reply).get("is_sleeping") is True else ()), kept=False)
 
     def parse_done(self, reply: Reply) -> None:
         """200; or 400 to the abort of a session that is not there any more, which is what was wanted."""

@@ -27,8 +27,10 @@ PROBE: Final = (
     Call("POST", "/generate", b'{"input_ids":[],"return_logprob":true,"return_routed_experts":true}'),
     Call("GET", "/distserve/engine_info"),  # of the PyTorch backend alone
     Call("POST", "/destroy_weights_update_group", b'{"group_name":"rollout-svc-nobody"}', admin=True),  # since 0.14
+    Call("GET", "/is_sleeping"),
 )
 _CAPABILITIES: Final = ("abort", "abort_all", "stream")
+_SLEEP: Final = ("offload", "weights_backup")
 _REFUSED: Final = 400
 _UNKNOWN_ROUTE: Final = 404
 _NOT_IMPLEMENTED: Final = 501
@@ -47,12 +49,14 @@ def read_profile(replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
     """Read the answers to `PROBE`; raises as `Dialect.parse_probe`."""
     model = _served(replies[0])
     abort, nothing, backend, group = _answer(replies[1]), _answer(replies[2]), replies[3], replies[4]
+    sleep = replies[5:]
     if abort.status == _NOT_IMPLEMENTED:
         words = "started without --enable-abort-handling, which it needs: nothing could be stopped there"
         raise WorkerFailure("unfit", words, hard=True)
     if has_no_logprobs(nothing):
         raise without_logprobs()
     is_pytorch = isinstance(backend, Reply) and backend.status == OK
+    sleeps = any(isinstance(reply, Reply) and reply.status == OK for reply in sleep)
     has_experts = nothing.status == _REFUSED and _NO_PROMPT in nothing.body
     warnings = [_CACHE_WORDS]
     warnings += [_ASLEEP_WORDS] if nothing.status == _ASLEEP else []
@@ -66,6 +70,7 @@ def read_profile(replies: Sequence[Reply | WorkerFailure]) -> EngineProfile:
             *("experts",) * has_experts,
             *("cuda_ipc",) * is_pytorch,
             *("distributed",) * has_groups,
+            *(_SLEEP * sleeps),
         ),
         logprobs="raw" if is_pytorch else "unknown",
         model=model,

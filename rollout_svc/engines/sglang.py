@@ -18,6 +18,7 @@ import orjson
 
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Call, Completion, EngineInfo, EngineProfile, GenerateRequest, Health, Reply
+from rollout_svc.engines.memory import TAGS, Asleep, Tag, in_order
 from rollout_svc.engines.params import SamplingParams, extra_of, lift_of
 from rollout_svc.engines.parsing import (
     OK,
@@ -45,6 +46,8 @@ _CAPABILITIES: Final = (
 )
 _WAYS: Final[tuple[Way, ...]] = ("cuda_ipc",)  # of every SGLang; the built-in engine says which it has
 _EXPERTS: Final = "enable_return_routed_experts"  # of `/server_info`: every argument it was started with is there
+_SAVER: Final = "enable_memory_saver"  # without it memory is not given up, and nobody is told
+_BACKUP: Final = "enable_weights_cpu_backup"  # without it weights that were given up come back as anything
 _UNHEALTHY: Final = 503
 _REFUSAL_CHARS: Final = 2000  # of what an engine says of an update that it refuses
 _FINISH: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -217,6 +220,29 @@ class SGLangDialect:
         """`/flush_cache`; refused by the engine while it is busy."""
         return [Call("POST", "/flush_cache", admin=True)]
 
+    def offloads(self, tags: frozenset[Tag]) -> frozenset[Tag]:
+        """Each for itself."""
+        return tags
+
+    def offload(self, tags: frozenset[Tag]) -> list[Call]:
+        """`/release_memory_occupation`: the server dies of it where anything runs, or is given up already."""
+        return [Call("POST", "/release_memory_occupation", orjson.dumps({"tags": in_order(tags)}), admin=True)]
+
+    def wake(self, tag: Tag) -> list[Call]:
+        """`/resume_memory_occupation`: the server dies of a tag that was not given up."""
+        return [Call("POST", "/resume_memory_occupation", orjson.dumps({"tags": [tag]}), admin=True)]
+
+    def asleep(self) -> Call:
+        """`/server_info`, where the built-in engine says what is given up."""
+        return Call("GET", "/server_info")
+
+    def parse_asleep(self, reply: Reply) -> Asleep | None:
+        """Read it; SGLang itself does not tell."""
+        released = control_body(reply).get("released_memory")
+        if not isinstance(released, list):
+            return None
+        return Asleep(frozenset(tag for tag in TAGS if tag in released), kept=True)
+
     def parse_done(self, reply: Reply) -> None:
         """200, and `success` not false; an update that is refused says why in `message`, which may be a list."""
         if reply.status != OK:
@@ -242,7 +268,9 @@ def _more(server: dict[str, Any]) -> tuple[str, ...]:
         ways = tuple(way for way in WAYS if way in transports)
     else:
         ways = (*_WAYS, *("distributed",) * (server.get("dp_size") == 1))  # no group with data-parallel ranks
-    return ("experts",) * (server.get(_EXPERTS) is True) + ways
+    saver = ("offload", "offload_kv") * (server.get(_SAVER) is True)
+    backup = ("weights_backup",) * (bool(saver) and server.get(_BACKUP) is True)
+    return ("experts",) * (server.get(_EXPERTS) is True) + ways + saver + backup
 
 
 def _completion(body: Any) -> Completion:

@@ -29,6 +29,7 @@ from rollout_svc.engines.calls import (
     Health,
     Reply,
 )
+from rollout_svc.engines.memory import TAGS, Asleep, Tag
 from rollout_svc.engines.params import SamplingParams, extra_of, lift_of
 from rollout_svc.engines.parsing import OK, control_body, excerpt, raw_experts
 from rollout_svc.engines.vllm_answers import ID_PREFIX, VLLMStream, completion_of
@@ -66,6 +67,7 @@ class VLLMDialect:
         self._params = SamplingParams()
         self._labels = True
         self._sends_experts = False
+        self._releases_cache = False
 
     # -- generation ------------------------------------------------------------------------------------------
 
@@ -149,6 +151,7 @@ class VLLMDialect:
         profile = profile_of(replies)
         self._labels = "weight_version" in profile.capabilities
         self._sends_experts = "experts" in profile.capabilities
+        self._releases_cache = "offload_kv" in profile.capabilities
         return profile
 
     def info(self) -> Call:
@@ -214,6 +217,30 @@ class VLLMDialect:
     def flush_cache(self) -> list[Call]:
         """`/reset_prefix_cache`: answers `success: false` while requests hold blocks."""
         return [Call("POST", "/reset_prefix_cache?reset_running_requests=false", admin=True)]
+
+    def offloads(self, tags: frozenset[Tag]) -> frozenset[Tag]:
+        """Without weights the cache goes too; the cache goes alone where there is a route for it."""
+        return tags if self._releases_cache and "weights" not in tags else frozenset(TAGS)
+
+    def offload(self, tags: frozenset[Tag]) -> list[Call]:
+        """`/sleep?level=1` keeps the weights in host memory; the cache alone is released by a paused engine only."""
+        if self._releases_cache and "weights" not in tags:
+            paused = Call("POST", "/pause?mode=abort&clear_cache=true", admin=True)
+            return [paused, Call("POST", "/release_kv_cache_memory", admin=True)]
+        return [Call("POST", "/sleep?level=1&mode=abort", admin=True)]
+
+    def wake(self, tag: Tag) -> list[Call]:
+        """`/wake_up?tags=`; and when the last is back `/resume`, which a released cache alone needs."""
+        woken = Call("POST", f"/wake_up?tags={tag}", admin=True)
+        return [woken, *self.thaw()] if tag == TAGS[-1] else [woken]
+
+    def asleep(self) -> Call:
+        """`/is_sleeping`: true of any pause as well."""
+        return Call("GET", "/is_sleeping", admin=True)
+
+    def parse_asleep(self, reply: Reply) -> Asleep | None:
+        """Read it: it tells neither what is given up, nor whether the weights were kept."""
+        return Asleep(frozenset(TAGS if control_body(reply).get("is_sleeping") is True else ()), kept=False)
 
     def parse_done(self, reply: Reply) -> None:
         """200, and `success` not false; raises WorkerFailure."""

@@ -58,6 +58,8 @@ _WAYS: Final = {"ipc": "cuda_ipc", "nccl": "distributed"}
 """By the backend of its weight transfer."""
 _UNPICKLES: Final = "VLLM_ALLOW_INSECURE_SERIALIZATION"  # what is sent for `ipc` is a pickle, by its own protocol
 _PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_SLEEP: Final = frozenset({"/sleep", "/wake_up", "/is_sleeping"})
+_RELEASE: Final = "/release_kv_cache_memory"
 _EXPERTS_IN: Final = ("aux_output_config", "model_config")  # the switch has moved between versions
 _GAUGES: Final = re.compile(rb"^vllm:num_requests_(running|waiting)(?:\{[^\n]*\})? (\S+)", re.MULTILINE)
 
@@ -96,6 +98,8 @@ def profile_of(answers: Sequence[Answer]) -> EngineProfile:
         capabilities.add("count")
     else:
         warnings.append("/metrics shows no vllm:num_requests_* gauges (--disable-log-stats?): it cannot count")
+    if weights is not None and _at(config, "model_config", "enable_sleep_mode") is True:
+        capabilities |= _sleep_of(_paths(openapi))
     if any(_at(config, section, "enable_return_routed_experts") is True for section in _EXPERTS_IN):
         capabilities.add("experts")
     return EngineProfile(
@@ -143,6 +147,14 @@ def gauges_of(body: bytes) -> int | None:
             return None
         total += int(value)
     return total
+
+
+def _sleep_of(paths: frozenset[str] | None) -> set[str]:
+    """What sleep mode comes to; whether the cache can go alone is only believed where its route was seen."""
+    if paths is not None and not paths >= _SLEEP:
+        return set()
+    alone = {"offload_kv"} if paths is not None and _RELEASE in paths else set()
+    return {"offload", "weights_backup"} | alone
 
 
 def _answered(answer: Answer) -> Reply:

@@ -29,6 +29,8 @@ from rollout_svc.events.engines import (
     EnginesLoading,
     EngineStarted,
     WorkerChanged,
+    WorkerSlept,
+    WorkerWoken,
 )
 from rollout_svc.events.health import ComponentDied, MemoryGrowing, MemoryGrowthEnded, MemorySampled
 from rollout_svc.events.samples import (
@@ -86,4 +88,6 @@ __all__ = [
     "WeightsUnconfirmed",
     "WeightsUpdated",
     "WorkerChanged",
+    "WorkerSlept",
+    "WorkerWoken",
 ]

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from rollout_svc.events.base import Event
 
-__all__ = ["CapabilityWithdrawn", "EngineDoubted", "EngineExited", "EngineStarted", "EnginesLoading", "WorkerChanged"]
+__all__ = [
+    "CapabilityWithdrawn",
+    "EngineDoubted",
+    "EngineExited",
+    "EngineStarted",
+    "EnginesLoading",
+    "WorkerChanged",
+    "WorkerSlept",
+    "WorkerWoken",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +79,22 @@ class EnginesLoading(Event):
     answered: int
     elapsed_s: float
     timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSlept(Event):
+    """An engine was asked for memory: what it has given up now, and why that is not what was asked for."""
+
+    worker: str
+    tags: tuple[str, ...]
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWoken(Event):
+    """An engine was asked to take memory back: what it had given up, what is still away, and why."""
+
+    worker: str
+    before: tuple[str, ...]
+    tags: tuple[str, ...]
+    reason: str | None

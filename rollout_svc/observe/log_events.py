@@ -25,6 +25,8 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
     events.RequestRetried: ("request.retried", "warning"),
     events.RequestAborted: ("request.aborted", "debug"),
     events.WorkerChanged: ("worker.changed", "info"),
+    events.WorkerSlept: ("worker.slept", "info"),
+    events.WorkerWoken: ("worker.woken", "info"),
     events.EngineStarted: ("engine.started", "info"),
     events.EngineExited: ("engine.exited", "error"),
     events.EngineDoubted: ("engine.doubted", "warning"),

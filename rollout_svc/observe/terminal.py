@@ -64,6 +64,10 @@ def show_report(report: dict[str, Any]) -> None:
     console.print(workers)
     for lost in report["abandoned"]:
         console.print(f"abandoned: {lost['sample_id']} at {lost['worker']}, {lost['age_s']:.1f} s old")
+    for name, tags in report["offloaded"].items():
+        console.print(f"offloaded: {name} {', '.join(tags) or 'nothing'}")
+    for name, reason in report["not_offloaded"].items():
+        console.print(f"not offloaded: {name}: {reason}")
     console.print(_ledger(report["ledger"]))
 
 

@@ -4,6 +4,7 @@ Invariants:
 
 - Per worker, `in_flight` at the gate = `answered` + `cancelled` + what is still open.
 - `clean` is true exactly when nothing is abandoned.
+- `offloaded` names what each engine gave up where that was asked for, `not_offloaded` why one did not.
 - `residual` is the engine's own count less other lanes' requests, or None where it cannot be had.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from rollout_svc.engines.memory import Tag
 
 __all__ = ["Abandoned", "PauseReport", "RungRecord", "WorkerTally"]
 
@@ -70,6 +73,8 @@ class PauseReport:
     parked: list[str]
     abandoned: list[Abandoned]
     ledger: dict[str, Any] = field(repr=False)
+    offloaded: dict[str, list[Tag]] = field(default_factory=dict)
+    not_offloaded: dict[str, str] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
@@ -90,4 +95,6 @@ class PauseReport:
                 {"sample_id": a.sample_id, "worker": a.worker, "age_s": round(a.age_s, 3)} for a in self.abandoned
             ],
             "ledger": self.ledger,
+            "offloaded": self.offloaded,
+            "not_offloaded": self.not_offloaded,
         }

@@ -133,6 +133,8 @@ class WorkerRecord(Record):
     weight_version: int | None
     """What it reports; null: nothing, or it was not asked yet."""
     frozen: bool
+    asleep: list[str]
+    """The memory its engine gave up: `weights`, `kv_cache`."""
     process: ProcessRecord | None
     """Null: somebody else started it."""
     engines: list[str] | None
@@ -383,6 +385,10 @@ class Report(Record):
     parked: list[str]
     abandoned: list[AbandonedRecord]
     ledger: AccountBook
+    offloaded: dict[str, list[str]]
+    """By worker, the memory its engine gave up."""
+    not_offloaded: dict[str, str]
+    """By worker, why it did not give up what was asked for."""
 
 
 class Acked(Record):

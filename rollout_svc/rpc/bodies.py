@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
 from rollout_svc.config import Listed, SamplingConfig, TrainerConfig, WorkerConfig
+from rollout_svc.engines.memory import TAGS, Tag
 from rollout_svc.evaluations.request import MAX_PROMPTS
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.weights.probe import DEFAULT_TOLERANCE, MAX_PROMPT, MAX_RESPONSE
@@ -67,8 +68,8 @@ class Pause(Body):
     """Only if this is the number of the last pause."""
     kv: Literal["keep", "drop"] = "keep"
     """In mode `keep`: whether frozen requests keep their KV cache."""
-    offload: Annotated[Listed[str], WithJsonSchema({"type": "array", "items": {"type": "string"}, "maxItems": 0})] = ()
-    """Not supported by this version."""
+    offload: Annotated[Listed[Tag], WithJsonSchema({"type": "array", "items": {"enum": list(TAGS)}})] = ()
+    """What idle engines give up until the resume; not in mode `keep`, and for both lanes."""
 
     @field_validator("lanes")
     @classmethod

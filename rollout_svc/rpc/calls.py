@@ -17,14 +17,13 @@ from typing import Any, Final
 from aiohttp import web
 
 from rollout_svc.configfile import REFERENCE
-from rollout_svc.errors import BadRequest, Conflict, NotFound, Problem, SpentHandle
+from rollout_svc.errors import BadRequest, Conflict, NotFound, SpentHandle
 from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.batch import head, pack, rows
 from rollout_svc.packing.experts import pack_experts
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.envelope import json_answer
-from rollout_svc.rpc.reading import refuse
 from rollout_svc.service import RolloutService
 
 __all__ = ["Render", "Site"]
@@ -90,9 +89,7 @@ async def pause(site: Site, body: bodies.Pause) -> Any:
 
 
 def _pause_arguments(body: bodies.Pause) -> dict[str, Any]:
-    if body.offload:
-        raise refuse((Problem("offload", "not supported by this version"),))
-    return body.model_dump(exclude={"offload"})
+    return body.model_dump()
 
 
 async def resume(site: Site, body: bodies.Resume) -> Any:

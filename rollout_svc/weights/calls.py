@@ -5,6 +5,7 @@ Invariants:
 - One update at a time; a caller that leaves ends its own wait, and the update goes on.
 - What can be known to be wrong is refused before anything is stopped: a version that is not newer than the fleet's,
   files that are not whole.
+- Weights that engines gave up are back before any are loaded; their caches, when the stage goes on.
 - An update that made the pause around it ends that pause, unless somebody else asked for one meanwhile.
 """
 
@@ -21,6 +22,7 @@ from rollout_svc.errors import BadRequest, Conflict, NotNow
 from rollout_svc.filtering.threads import CallThreads, NoThread
 from rollout_svc.gate import LANES
 from rollout_svc.pause.controller import PauseController
+from rollout_svc.pause.offloading import Offloading
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.weights.checkpoint import problems_of
 from rollout_svc.weights.fleet import Fleet, Source
@@ -42,6 +44,7 @@ class WeightCalls:
         *,
         tasks: TaskOwner,
         pauses: PauseController,
+        offloading: Offloading,
         updater: WeightUpdater,
         fleet: Fleet,
         pool: WorkerPool,
@@ -55,6 +58,7 @@ class WeightCalls:
         Args:
             tasks: who carries an update.
             pauses: who knows what is drained.
+            offloading: who wakes engines.
             updater: who moves the weights.
             fleet: which weights there are.
             pool: the engines.
@@ -65,6 +69,7 @@ class WeightCalls:
         """
         self._tasks = tasks
         self._pauses = pauses
+        self._offloading = offloading
         self._updater = updater
         self._fleet = fleet
         self._pool = pool
@@ -129,6 +134,8 @@ class WeightCalls:
         self._check()
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
+        if not source.moves:
+            self._refuse_weightless("nobody can have moved weights there")
         if was_running:
             _refuse_unpaused(pause)
         else:
@@ -141,12 +148,21 @@ class WeightCalls:
                     await self._pause(**during)
                 self._check()
             refuse_undrained(pauses.drained)
+            await self._offloading.wake(("weights",))  # so that there is something to load into
+            self._refuse_weightless("another pause put them to sleep")
             record = await self._updater.update(version, source, phases, since=pauses.closed_at)
             # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
             if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
                 with phases.during("resume"):
-                    pauses.resume()
+                    await self._offloading.wake()
+                    if self._runs() and pauses.asked == asked and not pauses.climbing:
+                        pauses.resume()
         return record
+
+    def _refuse_weightless(self, why: str) -> None:
+        if asleep := self._offloading.weightless:
+            words = f"{', '.join(asleep)} gave their weights up, and sleep: {why}"
+            raise Conflict(words, type="asleep", detail={"workers": asleep})
 
     async def _refuse_unsound(self, source: Source) -> None:
         """Look at the files engines are to load; raises BadRequest with all that is wrong with them."""

@@ -5,7 +5,7 @@ Invariants:
 - Asked once it has them and its caches are flushed, while the gate is closed. The request goes to each engine behind
   a worker itself and counts as nobody's: what it cannot finish in time is aborted before anybody goes on.
 - Who is being asked is in `asking`: it runs something of ours that is in nobody's books, so no weights move to it.
-- An engine whose requests are frozen generates nothing, and is not asked.
+- An engine whose requests are frozen, or that is asleep, generates nothing, and is not asked.
 - Without a known answer nothing is asked, and what an engine without labels has is our word: said in the answer of the
   update, and once in the log.
 """
@@ -83,7 +83,7 @@ class Confirmation:
         worker.contradiction = None  # it was of other weights
         if probe is None or not _asks(worker, probe):
             return self._unasked(worker, version)
-        if worker.frozen:  # it generates nothing, whatever it is asked
+        if worker.frozen or worker.asleep:  # it generates nothing, whatever it is asked
             return {"probed": False, **self._unasked(worker, version)}
         self.asking.add(worker.worker_id)
         try:

@@ -126,9 +126,10 @@ class Fleet:
 
     async def _bring_up(self, worker: Worker, info: EngineInfo) -> str | None:
         """One try; None when the worker has what was the fleet's version at its start."""
-        half_loaded = info.half_loaded or worker.half_loaded
+        half_loaded = info.half_loaded or worker.half_loaded or worker.weights_lost
         if half_loaded and (self.source is None or self.source.path is None):
-            return "weights began to load there and never ended, and there are none to load instead: restart it"
+            what = "its weights were given up" if worker.weights_lost else "weights began to load there and never ended"
+            return f"{what}, and there are none to load instead: restart it"
         if worker.contradiction is not None and (self.source is None or self.source.path is None):
             return worker.contradiction
         if (
@@ -185,7 +186,7 @@ class Fleet:
             raise
         worker.flushed = None if keeps else version
         await self.confirm(worker, version)
-        worker.half_loaded = False
+        worker.half_loaded = worker.weights_lost = False
 
     async def _forget_load(self, worker: Worker, version: int) -> None:
         """Have a load that failed not count into the next one, where that can be done."""

@@ -3,25 +3,43 @@
 Invariants:
 
 - What means nothing is refused before anything is stopped.
-- The gate opens in the step that found no pause and no update under way.
+- The gate opens in the step that found no pause and no update under way, and no engine asleep that is in traffic.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from rollout_svc.config import PauseConfig
+from rollout_svc.engines.memory import Tag
 from rollout_svc.errors import BadRequest
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.pause.controller import PauseController
+from rollout_svc.pause.offload import read_offload
+from rollout_svc.pause.offloading import Offloading
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
+from rollout_svc.tasks import TaskOwner
 from rollout_svc.weights.calls import WeightCalls
 from rollout_svc.workers.pool import WorkerPool
 
-__all__ = ["PauseCalls"]
+__all__ = ["Asked", "PauseCalls"]
+
+
+class Asked(NamedTuple):
+    """What a caller asks of a pause, unread; see `RolloutService.pause`."""
+
+    mode: str | None
+    deadline_s: float | None
+    lanes: tuple[Lane, ...]
+    if_ticket: int | None
+    kv: str
+    offload: tuple[str, ...]
 
 
 class PauseCalls:
@@ -34,7 +52,9 @@ class PauseCalls:
     def __init__(
         self,
         pauses: PauseController,
+        offloading: Offloading,
         pool: WorkerPool,
+        tasks: TaskOwner,
         config: PauseConfig,
         weights: WeightCalls,
         check: Callable[[], None],
@@ -43,29 +63,52 @@ class PauseCalls:
 
         Args:
             pauses: who climbs.
+            offloading: who puts engines to sleep.
             pool: the engines.
+            tasks: who carries a pause that does.
             config: what holds where a caller does not say.
             weights: who moves weights meanwhile.
             check: raises where the service does not run, or has failed.
         """
         self.resuming = 0
         self._pauses = pauses
+        self._offloading = offloading
+        self._tasks = tasks
         self._pool = pool
         self._config = config
         self._weights = weights
         self._check = check
 
-    async def pause(
-        self, *, mode: str | None, deadline_s: float | None, lanes: tuple[Lane, ...], if_ticket: int | None, kv: str
-    ) -> PauseReport:
+    async def pause(self, asked: Asked) -> PauseReport:
         """Stop the stage; see `RolloutService.pause`."""
-        deadline = self._config.deadline_s if deadline_s is None else deadline_s
+        deadline, lanes = self._config.deadline_s if asked.deadline_s is None else asked.deadline_s, asked.lanes
         if not (math.isfinite(deadline) and deadline > 0):
             raise BadRequest.at("deadline_s", "expected a finite number greater than 0")
         if not lanes or not set(lanes) <= set(LANES):
             raise BadRequest.at("lanes", f"expected some of {', '.join(LANES)}, not {list(lanes)}")
-        how, cache = read_mode(mode or self._config.mode, kv, lanes, self._pool.workers.values())
-        return await self._pauses.pause(mode=how, deadline_s=deadline, lanes=lanes, if_ticket=if_ticket, cache=cache)
+        mode, cache = read_mode(asked.mode or self._config.mode, asked.kv, lanes, self._pool.workers.values())
+        tags = read_offload(asked.offload, mode, lanes, self._pool.workers.values())
+        climb = partial(
+            self._pauses.pause, mode=mode, deadline_s=deadline, lanes=lanes, if_ticket=asked.if_ticket, cache=cache
+        )
+        if not tags:
+            return await climb()
+        work = self._pause_and_offload(climb, tags, asyncio.get_running_loop().time() + deadline)
+        carried = self._tasks.spawn("pause:offload", work, handled=True)
+        carried.add_done_callback(lambda task: task.cancelled() or task.exception())  # the caller may have left
+        report: PauseReport = await asyncio.shield(carried)
+        return report
+
+    async def _pause_and_offload(
+        self, climb: Callable[[], Awaitable[PauseReport]], tags: frozenset[Tag], until: float
+    ) -> PauseReport:
+        """Climb, then have engines sleep in what is left of the time."""
+        report = await climb()
+        outcome = await self._offloading.offload(tags, until)
+        told = replace(report, offloaded=outcome.workers, not_offloaded=outcome.kept)
+        if self._pauses.last_report is report:
+            self._pauses.last_report = told
+        return told
 
     async def resume(self, ticket: int | None, weight_version: int | None) -> None:
         """Open the gate; see `RolloutService.resume`."""
@@ -79,6 +122,9 @@ class PauseCalls:
                     continue
                 if weight_version is not None:
                     await self._weights.assert_version(weight_version)
+                if self._offloading.sleeps:
+                    await self._offloading.wake()
+                    continue
                 # What was awaited may have changed everything: looked at again in the step that opens the gate.
                 self._check()
                 if self._weights.updating is None and not self._pauses.climbing:

@@ -241,7 +241,7 @@ class WeightUpdater:
             for worker in self._pool.workers.values()
             if worker.quarantine is not None and worker.quarantine.kind == "version" and not worker.calls
             if worker.refusal is None  # it is another engine than ours
-            if worker.worker_id not in self._fleet.confirmation.asking
+            if worker.worker_id not in self._fleet.confirmation.asking and not worker.weightless
         ]
         answers = await asyncio.gather(*(self._answers(worker) for worker in waiting))
         return [
@@ -290,6 +290,8 @@ class WeightUpdater:
             return {"ok": False, "version": worker.version, "error": f"it reports version {worker.version}"}
         if source.moves:
             worker.half_loaded = False
+        if source.moves or worker.worker_id in (source.workers or ()):
+            worker.weights_lost = False
         return {"ok": True, "version": version}
 
     def _failed(

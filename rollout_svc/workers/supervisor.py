@@ -24,6 +24,7 @@ from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.merging import INCOMPLETE
 from rollout_svc.workers.pool import WorkerPool
+from rollout_svc.workers.sleeping import Sleeping
 from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["REFUSING", "Admit", "Supervisor"]
@@ -58,6 +59,7 @@ class Supervisor:
         *,
         pool: WorkerPool,
         freezing: Freezing,
+        sleeping: Sleeping,
         control: Control,
         transport: Transport,
         tasks: TaskOwner,
@@ -67,6 +69,7 @@ class Supervisor:
     ) -> None:
         self._pool = pool
         self._freezing = freezing
+        self._sleeping = sleeping
         self._control = control
         self._transport = transport
         self._tasks = tasks
@@ -165,17 +168,21 @@ class Supervisor:
                     self._set_aside(worker, failure)
                 else:
                     self._declare_dead(worker, str(failure))
+                    _forget_sleep(worker, failure)
         else:
             worker.probe_failures = 0
-            await self._freezing.thaw_late(worker)
+            if worker.asleep is None:
+                await self._freezing.thaw_late(worker)
 
     async def _check_health(self, worker: Worker) -> None:
-        """Ping; raises WorkerFailure where nobody is there. A frozen engine is not ready, and one that answers is."""
+        """Ping; raises WorkerFailure where nobody is there. One held or asleep is not ready; one that answers is."""
         answered = worker.answered
         health = await self._control.ping(worker)
         if not health.alive:
             raise WorkerFailure("unhealthy", health.reason, accepted=True)
-        if not health.ready and worker.freeze is None and worker.answered == answered == worker.answered_before:
+        told = worker.freeze is None and worker.asleep is None
+        told = told and asyncio.get_running_loop().time() >= worker.monitor_until
+        if not health.ready and told and worker.answered == answered == worker.answered_before:
             worker.breaker.trip(asyncio.get_running_loop().time())
             if worker.state is WorkerState.ACTIVE:
                 worker.become(WorkerState.RECOVERING, f"it is not ready: {health.reason}")
@@ -233,11 +240,15 @@ class Supervisor:
             now = asyncio.get_running_loop().time()
             if failure.kind == "connection" and not failure.accepted:
                 worker.withdrawn.clear()  # nobody is there: who comes back may be able to
+                _forget_sleep(worker, failure)
                 worker.breaker.look_again(now, _GONE_S)
             else:
                 worker.breaker.trip(now)
             if failure.kind in _PARTLY and worker.breaker.opened > _PATIENCE and not worker.standing:
                 _end_calls(worker)
+            return
+        if not await self._woken(worker, info):
+            worker.breaker.trip(asyncio.get_running_loop().time())
             return
         works = await self._works(worker)
         if not (health.alive and health.ready) and not works:
@@ -259,7 +270,7 @@ class Supervisor:
         if not await self._freezing.thaw(worker):
             return
         if quarantine.kind == "residual":
-            if not await self._freezing.thaw_found(worker):
+            if worker.asleep is None and not await self._freezing.thaw_found(worker):
                 return  # whoever froze it: a count says nothing of what waits at a frozen engine's door
             count = await self._control.count(worker)
             # With calls of another lane open it cannot be told: an answer may be on its way, a request not there yet.
@@ -275,6 +286,7 @@ class Supervisor:
             info = await self._look(worker)
         except WorkerFailure as failure:
             worker.reason = f"{quarantine.kind}: {failure}"
+            _forget_sleep(worker, failure)
             return
         await self._let_in(worker, info)
 
@@ -309,6 +321,10 @@ class Supervisor:
         await self._admitting.wait()
         if not undisturbed():
             return
+        if not await self._woken(worker, info):
+            if undisturbed():
+                self._keep_out(worker, worker.reason)
+            return
         if _is_another(worker, info):
             worker.incarnation += 1
         worker.meet(info)
@@ -325,18 +341,49 @@ class Supervisor:
             worker.active_since = asyncio.get_running_loop().time()
             worker.become(WorkerState.ACTIVE, "in traffic")
             return
+        self._keep_out(worker, kept_out)
+
+    @staticmethod
+    def _keep_out(worker: Worker, reason: str) -> None:
         worker.refusals += 1
-        if quarantine is None or quarantine.kind != "version":
-            worker.put_in_quarantine("version", kept_out)
+        if worker.quarantine is None or worker.quarantine.kind != "version":
+            worker.put_in_quarantine("version", reason)
         else:
-            worker.reason = kept_out
+            worker.reason = reason
+
+    async def _woken(self, worker: Worker, info: EngineInfo) -> bool:
+        """Whether it has all its memory, taken back where nobody has it; else its reason says why not."""
+        self._sleeping.met(worker, info, other=_is_another(worker, info))
+        try:
+            if not worker.active_since:  # one that fell asleep since is somebody else's to wake
+                await self._sleeping.find(worker)
+        except WorkerFailure as failure:
+            worker.reason = str(failure)
+            return False
+        if worker.asleep is None:
+            return True
+        if self._sleeping.lent:
+            worker.reason = "it is asleep until the resume"
+            return False
+        if (reason := await self._sleeping.wake(worker)) is not None:
+            worker.reason = f"it does not wake: {reason}"
+            return False
+        try:
+            await self._look(worker)  # asleep, it may not have told all it can do
+        except WorkerFailure as failure:
+            worker.reason = str(failure)
+            return False
+        return True
 
     async def _works(self, worker: Worker) -> bool:
         """Whether an engine that calls itself not ready generates all the same; not asked while a pause climbs."""
-        return self._admitting.is_set() and worker.freeze is None and await self._canary(worker)
+        held = worker.freeze is not None or worker.asleep is not None
+        return self._admitting.is_set() and not held and await self._canary(worker)
 
     async def _canary(self, worker: Worker) -> bool:
         """Generate one token at each engine itself and abort it: do they work at all?"""
+        if worker.asleep is not None:
+            return False  # what is sent there waits, or ends it
         requests = [GenerateRequest(self._new_id(), [0], 1, _CANARY_SAMPLING) for _ in worker.engines]
         try:
             async with asyncio.timeout(_CANARY_S):
@@ -355,8 +402,16 @@ class Supervisor:
 def _is_lost(worker: Worker, failure: WorkerFailure) -> bool:
     """Count a probe that failed; whether it will not do: at once where a connection is refused."""
     refused = failure.kind in ("connection", *_PARTLY) and not failure.accepted
+    if worker.asleep is not None and not refused:
+        return False  # it may be moving its memory
     worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
     return worker.probe_failures >= _LOST_PINGS
+
+
+def _forget_sleep(worker: Worker, failure: WorkerFailure) -> None:
+    """Where nobody listens its process has ended: who comes next is awake."""
+    if failure.kind == "connection" and not failure.accepted:
+        worker.asleep, worker.weights_lost = None, False
 
 
 def _is_another(worker: Worker, info: EngineInfo) -> bool:

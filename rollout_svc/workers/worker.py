@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
 from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
+from rollout_svc.engines.memory import Tag, in_order
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.gate import Lane
 from rollout_svc.tensors.layouts import filled
@@ -34,6 +35,7 @@ __all__ = [
     "EngineCall",
     "Freeze",
     "Quarantine",
+    "Sleep",
     "Worker",
     "WorkerState",
 ]
@@ -85,6 +87,24 @@ class Freeze:
     thawing: bool = False
 
 
+@dataclass(slots=True)
+class Sleep:
+    """A worker whose engine sleeps, is on its way to, or may.
+
+    Attributes:
+        tags: the memory it is known to have given up.
+        certain: nothing else may be true; no call is under way of which nobody knows the fate.
+    """
+
+    tags: set[Tag] = field(default_factory=set)
+    certain: bool = True
+
+    @property
+    def listed(self) -> tuple[Tag, ...]:
+        """Its tags in the order of waking."""
+        return tuple(in_order(self.tags))
+
+
 class Worker:
     """One engine as the pool sees it; see the module's invariants."""
 
@@ -93,6 +113,7 @@ class Worker:
         "active_since",
         "answered",
         "answered_before",
+        "asleep",
         "attention",
         "breaker",
         "calls",
@@ -112,6 +133,7 @@ class Worker:
         "limit",
         "loading",
         "max_batch",
+        "monitor_until",
         "probe_failures",
         "process",
         "profile",
@@ -129,6 +151,7 @@ class Worker:
         "turn",
         "unsure",
         "version",
+        "weights_lost",
         "withdrawn",
         "worker_id",
     )
@@ -181,6 +204,9 @@ class Worker:
         self.freeze_until = 0.0  # loop time until which a freeze that was given up may still arrive
         self.thaw_until = 0.0  # likewise a thaw
         self.switching = asyncio.Lock()
+        self.asleep: Sleep | None = None
+        self.weights_lost = False  # it gave its weights up without keeping them
+        self.monitor_until = 0.0  # loop time until which its monitor may say what held while it slept
         self.half_loaded = False  # an update ended there between two versions
         self.contradiction: str | None = None  # what it generates is not what its weights make
         self.loading = False  # weights are on their way: what is frozen there must not go on
@@ -195,7 +221,7 @@ class Worker:
     @property
     def free(self) -> int:
         """How many new requests may be sent now."""
-        if self.state is not WorkerState.ACTIVE or self.held or self.unsure or self.freeze is not None:
+        if self.state is not WorkerState.ACTIVE or self.held or self.unsure or self.freeze or self.asleep:
             return 0
         breaker = self.breaker
         limit = self.limit if breaker.state == "closed" or breaker.proved else min(1, self.limit)
@@ -220,6 +246,11 @@ class Worker:
     def standing(self) -> bool:
         """Whether the time limits of its calls stand still: frozen, and not known to go on yet."""
         return self.freeze is not None and self.freeze.confirmed
+
+    @property
+    def weightless(self) -> bool:
+        """Whether its engine has given its weights up, or may have: there is nothing to load into."""
+        return self.asleep is not None and ("weights" in self.asleep.tags or not self.asleep.certain)
 
     @property
     def keeps_cache(self) -> bool:
@@ -299,6 +330,11 @@ class Worker:
                 call.held_s += now - self.freeze.since
             self.freeze = None
 
+    def awake(self, monitor_until: float) -> None:
+        """It has all its memory again, whatever its monitor says until then."""
+        self.asleep, self.monitor_until = None, monitor_until
+        self.attention.set()
+
     def heard(self) -> None:
         """Its engine answered, whatever it said."""
         if self.launched is not None and self.launched.pid is not None:
@@ -307,7 +343,8 @@ class Worker:
     def renewed(self, now: float) -> None:
         """Its process has ended: neither frozen nor at fault, and no freeze on its way will reach anybody."""
         self.thawed(now)
-        self.freeze_until = self.thaw_until = 0.0
+        self.freeze_until = self.thaw_until = self.monitor_until = 0.0
+        self.asleep, self.weights_lost = None, False
         self.residual = self.flushed = None
         self.half_loaded, self.contradiction = False, None
         self.withdrawn.clear()
@@ -335,6 +372,7 @@ class Worker:
         if self.state is WorkerState.ACTIVE:
             self.incarnation += 1
             self.withdrawn.clear()
+            self.asleep, self.weights_lost = None, False
             self.put_in_quarantine("version", reason)
 
     def doubt(self) -> None:
@@ -378,6 +416,7 @@ class Worker:
             "model": None if self.profile is None else self.profile.model,
             "weight_version": self.version,
             "frozen": self.freeze is not None,
+            "asleep": [] if self.asleep is None else list(self.asleep.listed),
             "process": None if self.launched is None else self.launched.as_json(),
             "engines": None if self.front is None else [engine.url for engine in self.engines],
         }

@@ -9,7 +9,6 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from rollout_svc.engines.updates.protocol import WAYS
 from rollout_svc.events import SampleFailed
 from rollout_svc.pause.report import PauseReport
 from tests.conformance.site import Site
@@ -19,6 +18,8 @@ from tests.support.stage import Stage, stage
 __all__ = ["Scene", "scene", "skip_unshown"]
 
 _QUARANTINE_S: Final = 0.3
+
+_OTHERS = {"experts", *WAYS, "offload", "offload_kv", "weights_backup"}
 
 
 class Scene:
@@ -109,7 +110,7 @@ async def scene(site: Site, *others: Mapping[str, Any], **sections: Any) -> Asyn
     }
     async with stage(worker, *others, transport=lambda: transport, **(settings | sections)) as made:
         transport.on_sent = made.bell.ring
-        assert set(made.worker().capabilities) - {"experts", *WAYS} == site.capabilities  # of stopping
+        assert set(made.worker().capabilities) - _OTHERS == site.capabilities  # of stopping
         try:
             yield Scene(site, made, transport)
         finally:

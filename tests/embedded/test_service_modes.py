@@ -83,3 +83,31 @@ async def test_an_abort_over_a_freeze_takes_effect() -> None:
         engine.assert_idle()
         [sample] = made.live_groups()[0].samples
         assert len(sample.response_ids) >= FROZEN_AFTER
+
+
+async def test_an_answer_goes_on_after_its_engine_slept(tmp_path: Path) -> None:
+    """Weights and cache are given up, new weights loaded, and the aborted answer is continued under them."""  # P7 P24
+    save_weights(small_model(seed=1), tmp_path / "model.safetensors")
+    async with served() as engine, stage(str(engine.session._base_url), **settings()) as made:
+        await made.push(1)
+        await engine.queued(1)
+        await engine.step(FROZEN_AFTER - 1)
+        engine.scheduler.permit(100)
+        report = await made.pause(5.0, offload=("weights", "kv_cache"))
+        assert (report.clean, report.offloaded) == (True, {"w0": ["weights", "kv_cache"]})
+        assert sum(parameter.nbytes for parameter in engine.scheduler.model.parameters()) == 0
+        await made.service.update_weights(1, {"kind": "disk", "path": str(tmp_path)})
+        assert engine.engine.released == {"kv_cache"}
+        await made.resume(weight_version=1)
+        record = await answer(engine, made, step=1)
+        assert [span["version"] for span in record["weight_versions"]] == [0, 1]
+        assert len(record["response_ids"]) == LIMIT
+
+
+async def test_an_engine_found_asleep_is_woken_with_its_weights() -> None:
+    """The built-in engine says what it gave up, and that it kept it: it has traffic at once."""
+    async with served(is_open=True) as engine:
+        await engine.call("/release_memory_occupation", {"tags": ["weights"]})
+        async with stage(str(engine.session._base_url), pushed=1, **settings()) as made:
+            assert engine.engine.released == frozenset()
+            assert len((await answer(engine, made))["response_ids"]) == LIMIT

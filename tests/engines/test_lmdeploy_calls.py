@@ -154,6 +154,7 @@ def test_the_probe_changes_nothing() -> None:
         ("POST", "/generate"),
         ("GET", "/distserve/engine_info"),
         ("POST", "/destroy_weights_update_group"),
+        ("GET", "/is_sleeping"),
     ]
     assert json.loads(calls[1].body or b"") == {"session_id": -1, "abort_all": False}
     assert json.loads(calls[2].body or b"")["input_ids"] == []

@@ -134,7 +134,7 @@ async def test_what_is_not_there(call: Caller) -> None:
         ("POST", "/v1/pause", {"mode": "soft"}, "mode"),
         ("POST", "/v1/pause", {"if_ticket": 1.5}, "if_ticket"),
         ("POST", "/v1/pause", {"kv": "some"}, "kv"),
-        ("POST", "/v1/pause", {"offload": ["weights"]}, "offload"),
+        ("POST", "/v1/pause", {"offload": ["disk"]}, "offload.0"),
         ("POST", "/v1/resume", {"ticket": "1"}, "ticket"),
         ("POST", "/v1/resume", {"weight_version": -1}, "weight_version"),
         ("POST", "/v1/batches", {"groups": 1}, "step"),

@@ -400,7 +400,8 @@ async def test_it_is_recognised() -> None:
     ):
         record = made.worker().as_json()
         assert (record["dialect"], record["model"]) == ("lmdeploy", "m")
-        can = ["abort", "abort_all", "stream", "experts", "cuda_ipc", "distributed"]
+        ways = ["cuda_ipc", "distributed"]
+        can = ["abort", "abort_all", "stream", "experts", *ways, "offload", "weights_backup"]
         assert record["capabilities"] == can
 
 

@@ -43,7 +43,10 @@ class FakeSGLang(Routes):
         ranks: weights of each tensor-parallel rank; a flattened bucket is loaded into each.
         update_sessions: whether it is new enough to have, and to ask for, a begin and an end around tensor updates.
         lose_experts: answers lack the routed experts, although they were asked for.
-        told: more that `/server_info` says.
+        told: more that `/server_info` says; with `enable_memory_saver` it gives memory up, and weights come back as
+            they were only with `enable_weights_cpu_backup`.
+        memory_deaths: how often it died of being asked for memory while busy, or for what it did not have to give.
+        spoilt: generations that ran without weights.
         loads: the (running, waiting) that `/v1/loads` claims; None: the truth.
     """
 

@@ -44,6 +44,7 @@ class FakeVLLM(Routes):
         hold_aborts: aborts are answered well and take effect at `settle_aborts`.
         lose_experts: answers lack the routed experts.
         transfer: `backend` of its `--weight-transfer-config`; None: without.
+        sleep_mode: `--enable-sleep-mode`, as it says; `releases_cache`: new enough to give the cache up alone.
         fail_update: True, or the trouble: loading weights answers 500 and leaves them half loaded.
     """
 

@@ -83,6 +83,8 @@ class Core(Watched):
         self.epoch = 0
         self.asleep: set[str] = set()
         self.weights = 0
+        self.weights_lost = False  # after a sleep of level 2, until others are put in
+        self.spoilt = 0  # generations that ran without weights
         self.max_running = 0
         self.held_aborts: list[Call] = []
         self._numbers = 0
@@ -142,6 +144,7 @@ class Core(Watched):
             return True
         self.max_running = max(self.max_running, self.running)
         call.made_under.append((self.weights, 0))
+        self.spoilt += self.weights_lost
         fate = self.answer(call) if self.answer is not None else None
         if fate is not None:
             self.finish(call, fate)
@@ -233,9 +236,10 @@ class Core(Watched):
         said = self.tokens_so_far(call) if callable(self.tokens_so_far) else self.tokens_so_far
         return min(said, call.max_tokens)
 
-    def sleep(self) -> None:
-        """Abort everything and sleep, weights and cache."""
+    def sleep(self, level: int = 1) -> None:
+        """Abort everything and sleep, weights and cache; at level 2 the weights are not kept."""
         self.asleep = set(TAGS)
+        self.weights_lost |= level > 1
         self.abort_all()
 
     def wake(self, tags: list[str]) -> None:
@@ -245,7 +249,7 @@ class Core(Watched):
 
     def load(self, weights: int) -> None:
         """Put other weights in, as a trainer does; what lives through it is mixed."""
-        self.weights = weights
+        self.weights, self.weights_lost = weights, False
         for call in self.calls("running"):
             call.made_under.append((weights, call.tokens))
         self.changed()
@@ -261,5 +265,6 @@ class Core(Watched):
             table.clear()
         self.held_aborts.clear()
         self.asleep.clear()
+        self.weights_lost = False
         self.epoch = self._numbers = self.weights = 0
         self.changed()

@@ -261,7 +261,7 @@ class Routes(Core, Face):
             return _problem(wire.error(400, wire.NOT_JSON))
         if request.query.get("level", "1") not in LEVELS:
             return _problem(wire.error(400, 'The "level" query parameter must be 1 or 2.'))
-        self.sleep()
+        self.sleep(int(request.query.get("level", "1")))
         for rank in self.ranks:
             rank.drop()
         return web.Response()

@@ -7,6 +7,8 @@
   an abort waits for continue, in the second it is back in the queue and an abort is immediate. Of two pauses the later
   one says which; `abort` on top of either keeps it frozen and aborts all.
 - A weight update of a paused engine waits for nothing; a frozen call gets a new span.
+- Memory is given up and taken back by tags. Asked for while it holds a call, or for a tag that is not given up, the
+  server dies, as the real one does; without its memory a call that would run does not.
 - Nothing ends by itself: a call ends by `finish`, by an abort, or by `reset`.
 """
 
@@ -97,6 +99,9 @@ class Core(Watched):
         self.paused: str | None = None
         self.draining = 0  # weight updates that wait for what runs; new calls are blocked behind them
         self.weight_version = weight_version
+        self.released: set[str] = set()
+        self.weights_lost = False
+        self.spoilt = 0  # generations that ran on weights that were not there
         self.max_running = 0
         self.held_aborts: list[Call] = []
         self._filling = False
@@ -133,7 +138,7 @@ class Core(Watched):
         if self.paused is None and not self.draining:
             for call in self.calls("blocked"):
                 call.state = "waiting"
-        frozen = self.paused in {"retract", "in_place"}
+        frozen = self.paused in {"retract", "in_place"} or bool(self.released)
         free = len(self.live) if self.slots is None else self.slots - len(self.calls("running"))
         started = [] if frozen else self.calls("waiting")[: max(free, 0)]
         for call in started:
@@ -143,6 +148,7 @@ class Core(Watched):
             if call.labels:
                 continue
             call.labels.append((self.weight_version, 0))
+            self.spoilt += self.weights_lost
             fate = self.answer(call) if self.answer is not None else None
             if fate is not None:
                 self.finish(call, fate)
@@ -254,6 +260,22 @@ class Core(Watched):
                 call.abort_pending = False
                 self._abort_now(call)
 
+    def give_up(self, tags: list[str]) -> bool:
+        """Give memory up; false where the scheduler dies of it."""
+        if self.busy or self.released & set(tags):
+            return False
+        self.released |= set(tags)
+        self.changed()
+        return True
+
+    def take_back(self, tags: list[str]) -> bool:
+        """Take memory back; false where the scheduler dies of it."""
+        if not self.released >= set(tags):
+            return False
+        self.released -= set(tags)
+        self.fill()
+        return True
+
     def set_version(self, label: str) -> None:
         """Give the weights a new label; what lives through it gets a new span."""
         self.weight_version = label
@@ -272,4 +294,5 @@ class Core(Watched):
         self.live.clear()
         self.held_aborts.clear()
         self.paused, self.draining, self.weight_version = None, 0, DEFAULT_WEIGHT_VERSION
+        self.released, self.weights_lost = set(), False
         self.changed()

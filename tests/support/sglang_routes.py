@@ -58,6 +58,7 @@ class Routes(Core, Face):
     healthy: bool = True
     update_open: bool = False  # between /begin_weight_update and /end_weight_update
     update_sessions: bool = True
+    memory_deaths: int = 0
 
     def __init__(self, *, slots: int | None, weight_version: str) -> None:
         super().__init__(slots=slots, weight_version=weight_version)
@@ -85,6 +86,8 @@ class Routes(Core, Face):
             "/end_weight_update": self._end_update,
             "/update_weight_version": self._update_version,
             "/flush_cache": self._flush,
+            "/release_memory_occupation": self._release_memory,
+            "/resume_memory_occupation": self._resume_memory,
         }
         gets: dict[str, Handler] = {
             "/flush_cache": self._flush,
@@ -240,14 +243,37 @@ class Routes(Core, Face):
         self.updates.append((path, body))
         if self.fail_update:
             return "Failed to update weights." if self.fail_update is True else self.fail_update
+        if path != "/update_weight_version":
+            self.weights_lost = False
         if label is not None:
             self.set_version(str(label))
         return None
+
+    async def _release_memory(self, request: web.Request) -> web.Response:
+        tags = (await body_of(request) or {})["tags"]
+        if not self.told.get("enable_memory_saver"):
+            return as_json(None)  # a no-op, and nobody is told
+        if not self.give_up(tags):
+            return await self._die_of_it()
+        self.weights_lost |= "weights" in tags and not self.told.get("enable_weights_cpu_backup")
+        return as_json(None)
+
+    async def _resume_memory(self, request: web.Request) -> web.Response:
+        if not self.take_back((await body_of(request) or {})["tags"]):
+            return await self._die_of_it()
+        return as_json(None)
+
+    async def _die_of_it(self) -> web.Response:
+        self.memory_deaths += 1
+        await self.kill()
+        return web.Response()  # goes nowhere
 
     async def _update_from_disk(self, request: web.Request) -> web.Response:
         body = await body_of(request) or {}
         await self._quiet(abort_all=body.get("abort_all_requests", False))
         label = body.get("weight_version")
+        if "weights" in self.released:
+            return await self._die_of_it()
         failure = self._updated("/update_weights_from_disk", body, label)
         self.fill()
         if failure is not None:

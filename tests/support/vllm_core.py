@@ -7,6 +7,8 @@
 - Gauges are those of the last step. A paused engine takes none, save for an abort.
 - Loading weights leaves cached prefixes as they are. Loading that failed poisons: the next generation that starts
   kills the core, unless weights were loaded well before it.
+- Asleep it is paused, until all its memory is back; to go on, or to load weights, without memory kills the core. A
+  cache that was released alone leaves it paused.
 - Nothing ends by itself: a call ends by `finish`, by an abort, by the death of the core, or by `reset`.
 """
 
@@ -103,6 +105,8 @@ class Core(Watched):
         self.stale_reads = 0
         self.poisoned = False
         self.dead = False
+        self.asleep: set[str] = set()
+        self.level = 0
         self.preemptions = 0
         self.max_running = 0
         self.gauges = (0, 0)
@@ -268,7 +272,34 @@ class Core(Watched):
     def resume(self) -> None:
         """Go on."""
         self.paused = None
+        if self.asleep:
+            self.die()
         self.fill()
+
+    def sleep(self, level: int) -> None:
+        """Abort everything and give memory up."""
+        self.paused, self.level, self.asleep = "abort", level, {"weights", "kv_cache"} if level else set()
+        self.poisoned |= level > 1  # the weights are not kept
+        self.abort()
+        self.cached.clear()
+        self.changed()
+
+    def release_cache(self) -> bool:
+        """Give the cache up, alone; only while paused and wholly awake."""
+        if self.paused is None or self.asleep:
+            return False
+        self.level, self.asleep = 0, {"kv_cache"}
+        self.cached.clear()
+        self.changed()
+        return True
+
+    def wake(self, tags: Sequence[str]) -> None:
+        """Take memory back; when all of a sleep is back it goes on."""
+        slept = bool(self.asleep and self.level)
+        self.asleep -= set(tags or self.asleep)
+        if slept and not self.asleep:
+            self.resume()
+        self.changed()
 
     def _step(self, *, abort: bool = False) -> None:
         """What a step of the engine shows; with nothing to run, only an abort makes it take one."""
@@ -280,6 +311,8 @@ class Core(Watched):
 
     def load(self, *, broken: bool = False) -> None:
         """Load other weights, which heals a load that failed; or fail. Cached prefixes stay."""
+        if "weights" in self.asleep:
+            self.die()
         self.poisoned = broken
         self.weights += not broken
         self.changed()
@@ -328,4 +361,5 @@ class Core(Watched):
         self.cached.clear()
         self.paused, self.weight_version, self.gauges = None, DEFAULT_WEIGHT_VERSION, (0, 0)
         self.poisoned = self.dead = False
+        self.asleep.clear()
         self.changed()

@@ -54,6 +54,8 @@ class Routes(Core, Face):
     processes: int
     experts: Routing | None = None
     lose_experts: bool = False
+    sleep_mode: bool = False
+    releases_cache: bool = False
 
     def __init__(self, *, slots: int | None, context: int, weight_version: str) -> None:
         super().__init__(slots=slots, context=context, weight_version=weight_version)
@@ -89,6 +91,9 @@ class Routes(Core, Face):
             "/abort_requests": self._abort_anything,
             "/pause": self._pause,
             "/resume": self._resume,
+            "/sleep": self._sleep,
+            "/wake_up": self._wake,
+            "/release_kv_cache_memory": self._release_cache,
             "/collective_rpc": self._rpc,
             "/reset_prefix_cache": self._reset_cache,
             "/update_weight_version": self._label,
@@ -101,6 +106,7 @@ class Routes(Core, Face):
             "/openapi.json": self._openapi,
             "/metrics": self._metrics,
             "/is_paused": self._is_paused,
+            "/is_sleeping": self._is_paused,
             "/weight_info": self._weight_info,
             "/server_info": self._server_info,
         }
@@ -275,6 +281,21 @@ class Routes(Core, Face):
         self.resume()
         return as_json({"status": "resumed"})
 
+    async def _sleep(self, request: web.Request) -> web.Response:
+        level = int(request.query.get("level", "1"))
+        self.sleep(level)
+        return as_json({"status": "sleeping", "level": level})
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        tags = request.query.getall("tags", [])
+        self.wake(tags)
+        return as_json({"status": "sleeping" if self.asleep else "awake", "tags": tags})
+
+    async def _release_cache(self, _: web.Request) -> web.Response:
+        if not self.release_cache():
+            return as_json(wire.error("it has to be paused, and awake", "Internal Server Error", 500), 500)
+        return as_json({"status": "kv_cache_released"})
+
     async def _rpc(self, request: web.Request) -> web.Response:
         body = await body_of(request)
         if not isinstance(body, dict) or "method" not in body:
@@ -346,6 +367,8 @@ class Routes(Core, Face):
     async def _openapi(self, request: web.Request) -> web.Response:
         paths = {route.resource.canonical for route in request.app.router.routes() if route.resource is not None}
         hidden = set() if self.dev_mode else set(wire.DEV_ROUTES)
+        if not self.releases_cache:
+            hidden.add("/release_kv_cache_memory")
         if not self.scale_out:
             hidden |= {GENERATE, ABORT}
         info = {"title": "FastAPI", "version": "0.1.0"}
@@ -355,8 +378,8 @@ class Routes(Core, Face):
         text = wire.metrics(self.model, *self.gauges, self.preemptions) if self.log_stats else ""
         return web.Response(text=text)
 
-    async def _is_paused(self, _: web.Request) -> web.Response:
-        return as_json({"is_paused": self.paused is not None})
+    async def _is_paused(self, request: web.Request) -> web.Response:
+        return as_json({request.path[1:]: self.paused is not None or bool(self.asleep)})
 
     async def _weight_info(self, _: web.Request) -> web.Response:
         return as_json({"weight_version": self.weight_version})
@@ -364,5 +387,5 @@ class Routes(Core, Face):
     async def _server_info(self, _: web.Request) -> web.Response:
         slots = self.slots or NO_LIMIT
         config = {"logprobs_mode": self.logprobs_mode, "slots": slots, "processes": self.processes}
-        config |= {"experts": self.experts is not None, "transfer": self.transfer}
+        config |= {"experts": self.experts is not None, "transfer": self.transfer, "sleep_mode": self.sleep_mode}
         return as_json(wire.server_info(self.model, self.context, **config))  # type: ignore[arg-type]

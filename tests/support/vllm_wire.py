@@ -249,12 +249,18 @@ def server_info(
     processes: int,
     experts: bool = False,
     transfer: str | None = None,
+    sleep_mode: bool = False,
 ) -> dict[str, Any]:
     """Build a `/server_info?config_format=json` answer: the fields a client plans by."""
     told = {"model": model, "tokenizer": model, "max_model_len": context, "logprobs_mode": logprobs_mode}
     return {
         "vllm_config": {
-            "model_config": {**told, "served_model_name": model, "skip_tokenizer_init": False},
+            "model_config": {
+                **told,
+                "served_model_name": model,
+                "skip_tokenizer_init": False,
+                "enable_sleep_mode": sleep_mode,
+            },
             "scheduler_config": {"max_num_seqs": slots, "policy": "fcfs"},
             "parallel_config": {"tensor_parallel_size": 1, "data_parallel_size": 1, "_api_process_count": processes},
             "aux_output_config": {"enable_return_routed_experts": experts},
