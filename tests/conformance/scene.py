@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 import pytest
 
+from rollout_svc.engines.updates.protocol import WAYS
 from rollout_svc.events import SampleFailed
 from rollout_svc.pause.report import PauseReport
 from tests.conformance.site import Site

@@ -1,9 +1,6 @@
 """The parts of a service, made in the order they need each other.
 
-Invariants:
-
-- `prepare` does everything that can be wrong with a configuration, before a loop, a socket or a task exists.
-- `assemble` wires and starts nothing by itself.
+Invariant: `assemble` wires and starts nothing by itself.
 """
 
 from __future__ import annotations
@@ -13,71 +10,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from rollout_svc.assembly.fleet import FleetParts
+from rollout_svc.assembly.ground import Ground
+from rollout_svc.assembly.prepared import Prepared
 from rollout_svc.batches import Batches, Shortage
 from rollout_svc.buffer.checkpoints import Checkpoints, Snapshots
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.config import Config
 from rollout_svc.engines import Transport
-from rollout_svc.engines.router import RoutedSGLang
-from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.evaluations.evaluations import Evaluations, apart
 from rollout_svc.events import EventBus
-from rollout_svc.feasible import infeasible, partials_usable, remarks
+from rollout_svc.feasible import partials_usable
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.judging import Judging, ProcessRunner
-from rollout_svc.launching import launch_problems
 from rollout_svc.ledger import Ledger
-from rollout_svc.limits import raise_open_file_limit
 from rollout_svc.outside import Outside
 from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.ladder import Ladder
 from rollout_svc.pause.offloading import Offloading
-from rollout_svc.plan import Plan, batch_of, make_plan
 from rollout_svc.producer.drought import Droughts
 from rollout_svc.producer.loop import Producer
-from rollout_svc.producer.sources import PromptSource, make_source
 from rollout_svc.producer.tail import Tail
 from rollout_svc.rollout.member import Tools
 from rollout_svc.rollout.registry import Rollouts
-from rollout_svc.rollout.runtime import TaskRuntime, make_runtimes
-from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
-from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tensors import Handles, Store
-from rollout_svc.tokens import Refused, TextCodec, load_tokenizer, refused_content
-from rollout_svc.trajectories import Trajectories, trajectory_problems
-from rollout_svc.weights.confirmation import Confirmation
+from rollout_svc.trajectories import Trajectories
 from rollout_svc.weights.fleet import Fleet
-from rollout_svc.weights.presence import Presence
-from rollout_svc.weights.staging import Staging
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.absence import Attendance
-from rollout_svc.workers.control import Control
 from rollout_svc.workers.experts import ExpertsDesk
-from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.launching import Launching
-from rollout_svc.workers.making import make_worker
 from rollout_svc.workers.pool import WorkerPool
-from rollout_svc.workers.routing import Router
-from rollout_svc.workers.sleeping import Sleeping
 from rollout_svc.workers.supervisor import Supervisor
 
-__all__ = ["Parts", "Prepared", "assemble", "make_worker", "prepare", "worker_ids"]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A configuration that was found to work."""
-
-    config: Config
-    runtimes: dict[str, TaskRuntime]
-    sources: dict[str, PromptSource]
-    codec: TextCodec
-    plan: Plan
-    refused: Refused
+__all__ = ["Parts", "assemble"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,64 +86,6 @@ class Parts:
         await asyncio.gather(self.transport.close(), self.processes.close(), self.storage.close(), self.experts.close())
 
 
-def worker_ids(config: Config) -> list[str]:
-    """The ids of the configured workers, in order."""
-    return [f"w{index}" for index in range(len(config.workers))]
-
-
-def prepare(config: Config) -> Prepared:
-    """Make what can be made, and checked, without a loop; reads prompt files and tokenizers.
-
-    Raises:
-        ConfigError: with every problem that was found.
-    """
-    problems: list[Problem] = []
-    runtimes: dict[str, TaskRuntime] = {}
-    sources: dict[str, PromptSource] = {}
-    tokenizer = None
-    refused: Refused = {}
-    try:
-        runtimes = make_runtimes(config)
-    except ConfigError as error:
-        problems.extend(error.problems)
-    try:
-        tokenizer = load_tokenizer(config.tokenizer)
-    except ConfigError as error:
-        problems.extend(error.problems)
-    else:
-        refused = refused_content(tokenizer)
-    for index, task in enumerate(config.tasks):
-        try:
-            sources[task.name] = make_source(task.prompts, refused=refused, where=f"tasks.{index}.prompts")
-        except ConfigError as error:
-            problems.extend(error.problems)
-    for index, worker in enumerate(config.workers):
-        if worker.launch is not None:
-            problems += launch_problems(worker.launch, f"workers.{index}.launch")
-    problems += _lost_on_the_way(config)
-    others = {f"tasks.{index}.prompts.jsonl": task.prompts.jsonl for index, task in enumerate(config.tasks)}
-    problems += trajectory_problems(config.trajectories, others | {"buffer.path": config.buffer.path})
-    problems += infeasible(config.trainer, config.producer, config.tasks)
-    if problems:
-        raise ConfigError(problems)
-    batches = (batch_of(w.max_batch, len(w.behind), config.trainer) for w in config.workers)
-    notes = remarks(config.trainer, config.producer.strategy, config.tasks)
-    plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)), notes=notes)
-    raise_open_file_limit(plan)
-    return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan, refused)
-
-
-def _lost_on_the_way(config: Config) -> list[Problem]:
-    """Sampling settings that a router would drop without a word: known before anybody is asked."""
-    return [
-        Problem(f"tasks.{number}.sampling.{said.partition(':')[0]}", f"{worker.url}:{said.partition(':')[2]}")
-        for worker in config.workers
-        if worker.behind
-        for number, task in enumerate(config.tasks)
-        if (said := RoutedSGLang().refuses(task.sampling)) is not None
-    ]
-
-
 def assemble(
     prepared: Prepared,
     *,
@@ -188,8 +99,8 @@ def assemble(
     store: Store,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
-    ground = _Ground(prepared.config, bus, rng, on_death, outside, storage, store)
-    fleet = _FleetParts(ground)
+    ground = Ground(prepared.config, bus, rng, on_death, outside, storage, store)
+    fleet = FleetParts(ground)
     work = _WorkParts(ground, fleet, prepared)
     stop = _StopParts(ground, fleet, work)
     batches = Batches(
@@ -245,101 +156,10 @@ def assemble(
     )
 
 
-class _Ground:
-    """What everything else stands on."""
-
-    def __init__(
-        self,
-        config: Config,
-        bus: EventBus,
-        rng: Random,
-        on_death: OnDeath,
-        outside: Outside,
-        storage: Storage,
-        store: Store,
-    ) -> None:
-        self.config, self.bus, self.rng, self.on_death, self.outside = config, bus, rng, on_death, outside
-        self.gate = Gate(is_open=False)
-        self.signals = GateSignals(self.gate)
-        self.tasks = TaskOwner(on_death)
-        self.transport = outside.transport()
-        self.storage = storage
-        self.processes = outside.processes()
-        self.handles = Handles(debug=config.memory.debug)
-        self.experts = ExpertsDesk(config.experts, self.handles, store, outside.threads(), self.tasks, bus)
-        self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
-        self.settling = Settling(tally=self.tally, bus=bus, storage=self.storage)
-        self.trajectories = Trajectories(config.trajectories, bus=bus)
-
-
-class _FleetParts:
-    """Engines: reached, watched, launched, given weights."""
-
-    def __init__(self, ground: _Ground) -> None:
-        config, tasks, bus = ground.config, ground.tasks, ground.bus
-        update_timeout_s = config.weights.update_timeout_s or config.request_timeout_s
-        self.control = Control(ground.transport)
-        self.pool = WorkerPool(
-            gate=ground.gate,
-            signals=ground.signals,
-            transport=ground.transport,
-            control=self.control,
-            tasks=tasks,
-            bus=bus,
-            rng=ground.rng,
-            new_id=ground.outside.new_id,
-            request_timeout_s=config.request_timeout_s,
-            router=Router(config.routing),
-            experts=ground.experts,
-        )
-        presence = Presence(self.pool, tasks)
-        confirmation = Confirmation(
-            pool=self.pool, transport=ground.transport, bus=bus, presence=presence, new_id=ground.outside.new_id
-        )
-        self.fleet = Fleet(
-            control=self.control,
-            confirmation=confirmation,
-            initial_version=config.trainer.initial_version,
-            update_timeout_s=update_timeout_s,
-        )
-        self.freezing = Freezing(pool=self.pool, control=self.control, tasks=tasks)
-        self.sleeping = Sleeping(control=self.control, bus=bus)
-        self.supervisor = Supervisor(
-            pool=self.pool,
-            freezing=self.freezing,
-            sleeping=self.sleeping,
-            control=self.control,
-            transport=ground.transport,
-            tasks=tasks,
-            admit=self.fleet.admit,
-            quarantine_s=config.pause.quarantine_s,
-            new_id=ground.outside.new_id,
-        )
-        self.launching = Launching(
-            pool=self.pool,
-            supervisor=self.supervisor,
-            launcher=ground.outside.launcher(),
-            groups=ground.outside.groups(config.experts.ray_address),
-            tasks=tasks,
-            bus=bus,
-            rng=ground.rng,
-        )
-        staging = Staging(ground.transport, self.control, presence, update_timeout_s)
-        self.updater = WeightUpdater(
-            fleet=self.fleet,
-            pool=self.pool,
-            bus=bus,
-            presence=presence,
-            staging=staging,
-            on_failure=config.weights.on_failure,
-        )
-        self.updater.on_half_loaded = self.launching.restart
-
-
 class _WorkParts:
     """Groups: admitted, generated, judged."""
 
-    def __init__(self, ground: _Ground, fleet: _FleetParts, prepared: Prepared) -> None:
+    def __init__(self, ground: Ground, fleet: FleetParts, prepared: Prepared) -> None:
         self.judging = Judging(gate=ground.gate, tasks=ground.tasks, processes=ground.processes)
         for runtime in prepared.runtimes.values():
             self.judging.add_desk(runtime.desk)
@@ -398,7 +218,7 @@ class _WorkParts:
 class _StopParts:
     """Pauses, and who notices that nobody is left to work."""
 
-    def __init__(self, ground: _Ground, fleet: _FleetParts, work: _WorkParts) -> None:
+    def __init__(self, ground: Ground, fleet: FleetParts, work: _WorkParts) -> None:
         config, gate, tasks = ground.config, ground.gate, ground.tasks
         draining = Draining(
             pool=fleet.pool,
@@ -437,7 +257,7 @@ class _StopParts:
         )
 
 
-def _connect(ground: _Ground, fleet: _FleetParts, work: _WorkParts, stop: _StopParts, batches: Batches) -> None:
+def _connect(ground: Ground, fleet: FleetParts, work: _WorkParts, stop: _StopParts, batches: Batches) -> None:
     """Tell each part of the changes in others that it has to look at."""
     producer, attendance = work.producer, stop.attendance
 
