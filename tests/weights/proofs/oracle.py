@@ -1,0 +1,114 @@
+"""What logprobs have to be, computed without the engine: from the models, the tokens, and who made which.
+
+- `plain` is the model's own forward pass over a whole sequence: no cache, one pass, one set of weights.
+- `replay` is the same with weights of its own for each position. It goes layer by layer over all positions at once; a
+  position's queries, keys, values and feed-forward are of its own weights, and it attends to what the weights of
+  earlier positions made of those. Nothing of it is shared with the engine's cached pass.
+
+Which weights computed a position: the logits of a token come from the position before it, so position t was computed by
+those that made token t + 1. What was computed anew, as a prompt is, was computed by those that made the token after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rollout_svc.embedded.model import Block, TinyTransformer
+
+Models = Mapping[int, TinyTransformer]
+
+
+def plain(models: Models, sample: Mapping[str, Any]) -> list[float]:
+    """The logprob of each response token by a plain forward pass under the version that its span names."""
+    prompt, ids = sample["prompt_ids"], sample["response_ids"]
+    versions = versions_of(sample)
+    with torch.inference_mode():
+        told = {version: _chosen(models[version](torch.tensor([prompt + ids]))[0], prompt, ids) for version in versions}
+    return [told[version][place] for place, version in enumerate(versions)]
+
+
+def replayed(models: Models, sample: Mapping[str, Any], computed_anew: Collection[int] = ()) -> list[float]:
+    """The logprob of each response token with the cache that it was made with.
+
+    Args:
+        models: by version.
+        sample: as in a batch.
+        computed_anew: places in the response before whose token everything before it was computed anew.
+    """
+    prompt, ids = sample["prompt_ids"], sample["response_ids"]
+    versions = versions_of(sample)
+    found: list[float] = []
+    for start, end in pairwise([*sorted({0, *computed_anew}), len(ids)]):
+        by = [versions[max(start, place + 1 - len(prompt))] for place in range(len(prompt) + end - 1)]
+        if start < end:
+            logits = replay(models, [*prompt, *ids[: end - 1]], by)
+            found += _chosen(logits, prompt, ids[:end])[start:]
+    return found
+
+
+def replay(models: Models, tokens: Sequence[int], by: Sequence[int]) -> Tensor:
+    """Compute float32[T, vocab_size], the logits after each of T tokens, position t by the weights `by[t]`."""
+    ids, places = torch.tensor(tokens), torch.arange(len(tokens))
+    with torch.inference_mode():
+        hidden = _each(by, lambda version: models[version].tokens(ids) + models[version].positions(places))
+        for layer in range(models[by[0]].config.layers):
+            hidden = _layer({version: _block(models[version], layer) for version in set(by)}, by, hidden)
+        return _each(by, lambda version: models[version].head(models[version].norm(hidden)))
+
+
+def _layer(blocks: Mapping[int, Block], by: Sequence[int], hidden: Tensor) -> Tensor:
+    """One block over float32[T, width], each position by the block of its own weights."""
+    count, heads = len(by), blocks[by[0]].heads
+    places = torch.arange(count)
+    qkv = _each(by, lambda version: blocks[version].qkv(blocks[version].attention_norm(hidden)))
+    query, key, value = qkv.view(count, 3, heads, -1).permute(1, 2, 0, 3)
+    scores = (query @ key.transpose(1, 2)) / query.shape[-1] ** 0.5
+    scores = scores.masked_fill(places[None, :] > places[:, None], float("-inf"))
+    mixed = (torch.softmax(scores, dim=-1) @ value).transpose(0, 1).reshape(count, -1)
+    return _each(by, lambda version: _finished(blocks[version], hidden, mixed))
+
+
+def _each(by: Sequence[int], compute: Callable[[int], Tensor]) -> Tensor:
+    """What every version makes of all positions; each position keeps its own's."""
+    found = {version: compute(version) for version in set(by)}
+    return torch.stack([found[version][place] for place, version in enumerate(by)])
+
+
+def versions_of(sample: Mapping[str, Any]) -> list[int]:
+    """The version of each response token; the spans cover the response, in order, each version once."""
+    spans = sample["weight_versions"]
+    edges = [0, *(span["end"] for span in spans)]
+    assert [span["start"] for span in spans] == edges[:-1], spans
+    assert edges[-1] == len(sample["response_ids"]), spans
+    assert all(span["start"] < span["end"] for span in spans), spans
+    assert [span["version"] for span in spans] == sorted({span["version"] for span in spans}), spans
+    return [span["version"] for span in spans for _ in range(span["start"], span["end"])]
+
+
+def _block(model: TinyTransformer, layer: int) -> Block:
+    block = model.blocks[layer]
+    assert isinstance(block, Block)
+    return block
+
+
+def _finished(block: Block, hidden: Tensor, mixed: Tensor) -> Tensor:
+    """The rest of a block after its attention, written out."""
+    hidden = hidden + block.project(mixed)
+    normed = block.feed_norm(hidden)
+    if block.experts is None:
+        fed: Tensor = block.contract(functional.gelu(block.expand(normed)))
+    else:
+        fed = block.experts(normed)[0]
+    return hidden + fed
+
+
+def _chosen(logits: Tensor, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
+    """The logprobs of a response, of float[T, vocab_size] over its whole sequence."""
+    rows = torch.log_softmax(logits[len(prompt) - 1 : len(prompt) + len(ids) - 1], dim=-1)
+    return [float(row[token]) for row, token in zip(rows, ids, strict=True)]
