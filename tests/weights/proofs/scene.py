@@ -47,6 +47,7 @@ class Scene:
         self.leaving = AsyncExitStack()
         self._way = way
         self._publisher: WeightPublisher | None = None
+        self._taken: list[str] = []
 
     @property
     def engine(self) -> Served:
@@ -69,11 +70,12 @@ class Scene:
         await self.hand_over(version)
         await self.made.resume(weight_version=version)
 
-    async def finish(self, groups: int = len(PROMPTS), step: int = VERSIONS) -> list[dict[str, Any]]:
+    async def finish(self, groups: int = len(PROMPTS)) -> list[dict[str, Any]]:
         """Let everything run to its end, and take the samples."""
         for engine in self.engines:
             engine.scheduler.open()
-        batch = await self.made.take(step=step, groups=groups)
+        batch = await self.made.take(step=VERSIONS, groups=groups, ack=self._taken)
+        self._taken = [batch["batch_id"]]
         return [sample for group in batch["groups"] for sample in group["samples"]]
 
     async def publisher(self) -> WeightPublisher:
