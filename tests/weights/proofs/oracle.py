@@ -52,17 +52,21 @@ def replayed(models: Models, sample: Mapping[str, Any], computed_anew: Collectio
     return found
 
 
-def replay(models: Models, tokens: Sequence[int], by: Sequence[int]) -> Tensor:
-    """Compute float32[T, vocab_size], the logits after each of T tokens, position t by the weights `by[t]`."""
+def replay(models: Models, tokens: Sequence[int], by: Sequence[int], *, experts: list[Tensor] | None = None) -> Tensor:
+    """Compute float32[T, vocab_size], the logits after each of T tokens, position t by the weights `by[t]`.
+
+    To `experts` is appended int64[T, top_k] for each layer that has some: those that were taken.
+    """
     ids, places = torch.tensor(tokens), torch.arange(len(tokens))
     with torch.inference_mode():
         hidden = _each(by, lambda version: models[version].tokens(ids) + models[version].positions(places))
         for layer in range(models[by[0]].config.layers):
-            hidden = _layer({version: _block(models[version], layer) for version in set(by)}, by, hidden)
+            blocks = {version: _block(models[version], layer) for version in set(by)}
+            hidden = _layer(blocks, by, hidden, experts)
         return _each(by, lambda version: models[version].head(models[version].norm(hidden)))
 
 
-def _layer(blocks: Mapping[int, Block], by: Sequence[int], hidden: Tensor) -> Tensor:
+def _layer(blocks: Mapping[int, Block], by: Sequence[int], hidden: Tensor, experts: list[Tensor] | None) -> Tensor:
     """One block over float32[T, width], each position by the block of its own weights."""
     count, heads = len(by), blocks[by[0]].heads
     places = torch.arange(count)
@@ -71,12 +75,34 @@ def _layer(blocks: Mapping[int, Block], by: Sequence[int], hidden: Tensor) -> Te
     scores = (query @ key.transpose(1, 2)) / query.shape[-1] ** 0.5
     scores = scores.masked_fill(places[None, :] > places[:, None], float("-inf"))
     mixed = (torch.softmax(scores, dim=-1) @ value).transpose(0, 1).reshape(count, -1)
-    return _each(by, lambda version: _finished(blocks[version], hidden, mixed))
+    attended = _each(by, lambda version: hidden + blocks[version].project(mixed))
+    if experts is not None and blocks[by[0]].experts is not None:
+        experts.append(_each(by, lambda version: _mixture(blocks[version], attended)[1]))
+    return _each(by, lambda version: attended + _fed(blocks[version], attended))
 
 
 def _each(by: Sequence[int], compute: Callable[[int], Tensor]) -> Tensor:
     """What every version makes of all positions; each position keeps its own's."""
     found = {version: compute(version) for version in set(by)}
+    return torch.stack([found[version][place] for place, version in enumerate(by)])
+
+
+def routed(models: Models, sample: Mapping[str, Any], *, kept: bool) -> Tensor:
+    """Which experts each token but the last went through when it was first computed: int64[T, moe_layers, top_k].
+
+    Args:
+        models: by version.
+        sample: as in a batch.
+        kept: with the cache that was there; otherwise everything before was computed anew by then.
+    """
+    prompt, ids, versions = sample["prompt_ids"], sample["response_ids"], versions_of(sample)
+    tokens = [*prompt, *ids[:-1]]
+    by = [versions[max(0, place + 1 - len(prompt))] for place in range(len(tokens))]
+    found: dict[int, Tensor] = {}
+    for version in set(by):
+        taken: list[Tensor] = []
+        replay(models, tokens, by if kept else [version] * len(tokens), experts=taken)
+        found[version] = torch.stack(taken, dim=1)
     return torch.stack([found[version][place] for place, version in enumerate(by)])
 
 
@@ -97,15 +123,19 @@ def _block(model: TinyTransformer, layer: int) -> Block:
     return block
 
 
-def _finished(block: Block, hidden: Tensor, mixed: Tensor) -> Tensor:
-    """The rest of a block after its attention, written out."""
-    hidden = hidden + block.project(mixed)
-    normed = block.feed_norm(hidden)
-    if block.experts is None:
-        fed: Tensor = block.contract(functional.gelu(block.expand(normed)))
-    else:
-        fed = block.experts(normed)[0]
-    return hidden + fed
+def _fed(block: Block, hidden: Tensor) -> Tensor:
+    """What a block's feed-forward adds, written out."""
+    if block.experts is not None:
+        return _mixture(block, hidden)[0]
+    fed: Tensor = block.contract(functional.gelu(block.expand(block.feed_norm(hidden))))
+    return fed
+
+
+def _mixture(block: Block, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """What a block's experts add, and which they are."""
+    assert block.experts is not None
+    fed, taken = block.experts(block.feed_norm(hidden))
+    return fed, taken
 
 
 def _chosen(logits: Tensor, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import torch
 
 from rollout_svc.embedded.model import TinyConfig, TinyTransformer, build, save_weights, write_weights
 from rollout_svc.weights.publisher import WeightPublisher
-from tests.embedded.helpers import CONFIG, MOE_CONFIG, Served, served
+from tests.embedded.helpers import CONFIG, MOE_CONFIG, GatedScheduler, Served, served
 from tests.support.stage import Stage, stage
 from tests.weights.proofs import oracle
 
@@ -35,6 +36,7 @@ class Scene:
 
     Attributes:
         models: by version; the engines begin with version 0.
+        reached: engines that a trainer gives weights which it moves itself.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Scene:
         self.models = models
         self.folder = folder
         self.leaving = AsyncExitStack()
+        self.reached = engines
         self._way = way
         self._publisher: WeightPublisher | None = None
         self._taken: list[str] = []
@@ -56,12 +59,28 @@ class Scene:
 
     async def begin(self, prompts: Sequence[Sequence[int]] = PROMPTS, *, samples: int | None = None) -> None:
         """Push prompts, and wait until the one engine has all of their samples."""
-        lines = [{"id": f"p{place}", "input_ids": list(ids)} for place, ids in enumerate(prompts)]
-        await self.made.push(lines)
-        await self.engine.queued(len(lines) if samples is None else samples)
+        await self.push(prompts)
+        await self.engine.queued(len(prompts) if samples is None else samples)
 
-    async def hand_over(self, version: int) -> None:
-        """Have every engine get a version, by the way of this scene; the stage is paused."""
+    async def push(self, prompts: Sequence[Sequence[int]], name: str = "p") -> None:
+        """Push prompts."""
+        await self.made.push([{"id": f"{name}{place}", "input_ids": list(ids)} for place, ids in enumerate(prompts)])
+
+    async def settled(self, samples: int) -> None:
+        """Wait until so many samples are at an engine, or done."""
+
+        def found() -> int:
+            schedulers = [engine.scheduler for engine in self.engines]
+            return sum(len(one.batch.jobs) + len(one.waiting) for one in schedulers) + self.made.samples("ready")
+
+        await self.engine.until(lambda: found() == samples)
+
+    async def hand_over(self, version: int, only: Sequence[Served] = ()) -> None:
+        """Have every engine get a version, by the way of this scene; the stage is paused.
+
+        A trainer that moves weights itself reaches `only` some, where that is said.
+        """
+        self.reached = only or self.engines
         await WAYS[self._way](self, version)
 
     async def update(self, version: int, **pause: Any) -> None:
@@ -94,12 +113,23 @@ async def _from_disk(scene: Scene, version: int) -> None:
 
 
 async def _by_the_trainer(scene: Scene, version: int) -> None:
-    """The trainer reaches into the engines by itself, and the service is told that it did."""
-    tensors = dict(scene.models[version].state_dict())
-    for engine in scene.engines:
-        model = engine.scheduler.model
-        await engine.engine.thread.call(lambda model=model: write_weights(model, tensors))  # type: ignore[misc]
-    await scene.made.service.update_weights(version, {"kind": "external"})
+    """The trainer reaches into the engines by itself, and the service is told that it did.
+
+    It leaves the label of an engine that is alone to the service; several it labels itself, for one of them that was
+    left out before has a label that is neither the last nor the new one.
+    """
+    tensors, several = dict(scene.models[version].state_dict()), len(scene.engines) > 1
+
+    def give(scheduler: GatedScheduler) -> None:
+        write_weights(scheduler.model, tensors)
+        if several:
+            scheduler.relabel(str(version))
+
+    for engine in scene.reached:
+        await engine.engine.thread.call(partial(give, engine.scheduler))
+    reached = [f"w{place}" for place, engine in enumerate(scene.engines) if engine in scene.reached]
+    named = {"workers": reached} if several else {}  # one alone is who was in traffic
+    await scene.made.service.update_weights(version, {"kind": "external", **named})
 
 
 async def _published(scene: Scene, version: int) -> None:
@@ -125,10 +155,11 @@ def trained(config: TinyConfig, version: int) -> TinyTransformer:
     return model
 
 
-def sampled(temperature: float = 1.0, **more: Any) -> dict[str, Any]:
+def sampled(temperature: float = 1.0, members: int = 1, **more: Any) -> dict[str, Any]:
     """Settings of a task whose responses have `LIMIT` tokens."""
     asked = {"max_tokens": LIMIT, "temperature": temperature, "seed": 3, "extra": {"ignore_eos": True}}
-    return {"sampling": asked, "trainer": {"max_staleness": VERSIONS, "train_batch_size": 16}} | more
+    trainer = {"max_staleness": VERSIONS, "train_batch_size": 16, "prompt_repeat_k": members}
+    return {"sampling": asked, "trainer": trainer} | more
 
 
 @asynccontextmanager
