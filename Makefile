@@ -77,7 +77,7 @@ durability: $(VENV)/.installed ## Kill a loaded service 200 times and account fo
 
 # Real sockets and a real engine: each seed takes a third of a second.
 proofs: $(VENV)/.installed ## Update weights at any moment of 1,000 schedules and check every logprob (PROOFS=7:8; 6 minutes).
-	PROOF_SEEDS=$(PROOFS) $(BIN)/python -m pytest $(SPREAD) tests/weights/proofs/test_schedules.py $(ARGS)
+	PROOF_SEEDS=$(PROOFS) $(BIN)/python -m pytest tests/weights/proofs/test_schedules.py $(ARGS)
 
 # A controller, 2 owners, 12 consumers: too many processes for the default suite, which has a smaller house.
 test-shards: $(VENV)/.installed ## End 300 steps in 15 processes with nothing left in any (under a minute).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from rollout_svc.embedded.model import TinyConfig, TinyTransformer, build, save_weights, write_weights
+from rollout_svc.errors import NotNow
 from rollout_svc.weights.publisher import WeightPublisher
 from tests.embedded.helpers import CONFIG, MOE_CONFIG, GatedScheduler, Served, served
 from tests.support.stage import Stage, stage
@@ -36,6 +38,7 @@ class Scene:
 
     Attributes:
         models: by version; the engines begin with version 0.
+        way: how weights are handed over.
         reached: engines that a trainer gives weights which it moves itself.
     """
 
@@ -48,7 +51,7 @@ class Scene:
         self.folder = folder
         self.leaving = AsyncExitStack()
         self.reached = engines
-        self._way = way
+        self.way = way
         self._publisher: WeightPublisher | None = None
         self._taken: list[str] = []
 
@@ -75,13 +78,27 @@ class Scene:
 
         await self.engine.until(lambda: found() == samples)
 
-    async def hand_over(self, version: int, only: Sequence[Served] = ()) -> None:
-        """Have every engine get a version, by the way of this scene; the stage is paused.
+    async def hand_over(
+        self, version: int, only: Sequence[Served] = (), pause: Mapping[str, Any] | None = None
+    ) -> None:
+        """Have every engine get a version, by the way of this scene; the stage is paused, or is to be.
 
         A trainer that moves weights itself reaches `only` some, where that is said.
         """
         self.reached = only or self.engines
-        await WAYS[self._way](self, version)
+        await WAYS[self.way](self, version, pause)
+
+    async def fail(self, version: int) -> None:
+        """Hand over what does not fit, which is refused; a trainer that moves weights itself has nobody to refuse."""
+        right = self.models[version]
+        if self.way == "external":
+            return
+        self.models[version] = build(replace(right.config, width=32), version)
+        try:
+            with pytest.raises(NotNow):
+                await self.hand_over(version)
+        finally:
+            self.models[version] = right
 
     async def update(self, version: int, **pause: Any) -> None:
         """Pause, hand over, resume."""
@@ -100,24 +117,25 @@ class Scene:
     async def publisher(self) -> WeightPublisher:
         """The publisher of this scene's way: one, for all of its updates."""
         if self._publisher is None:
-            made = WeightPublisher(self.made.service, way=self._way, bucket_bytes=2**16)  # type: ignore[arg-type]
+            made = WeightPublisher(self.made.service, way=self.way, bucket_bytes=2**16)  # type: ignore[arg-type]
             self._publisher = await self.leaving.enter_async_context(made)
         return self._publisher
 
 
-async def _from_disk(scene: Scene, version: int) -> None:
+async def _from_disk(scene: Scene, version: int, pause: Mapping[str, Any] | None) -> None:
     folder = scene.folder / str(version)
     folder.mkdir(exist_ok=True)
     save_weights(scene.models[version], folder)
-    await scene.made.service.update_weights(version, {"kind": "disk", "path": str(folder)})
+    await scene.made.service.update_weights(version, {"kind": "disk", "path": str(folder)}, pause)
 
 
-async def _by_the_trainer(scene: Scene, version: int) -> None:
+async def _by_the_trainer(scene: Scene, version: int, pause: Mapping[str, Any] | None) -> None:
     """The trainer reaches into the engines by itself, and the service is told that it did.
 
     It leaves the label of an engine that is alone to the service; several it labels itself, for one of them that was
     left out before has a label that is neither the last nor the new one.
     """
+    assert pause is None, "it has to reach engines that stand still already"
     tensors, several = dict(scene.models[version].state_dict()), len(scene.engines) > 1
 
     def give(scheduler: GatedScheduler) -> None:
@@ -132,11 +150,11 @@ async def _by_the_trainer(scene: Scene, version: int) -> None:
     await scene.made.service.update_weights(version, {"kind": "external", **named})
 
 
-async def _published(scene: Scene, version: int) -> None:
-    await (await scene.publisher()).publish(scene.models[version].state_dict(), version)
+async def _published(scene: Scene, version: int, pause: Mapping[str, Any] | None) -> None:
+    await (await scene.publisher()).publish(scene.models[version].state_dict(), version, pause=pause)
 
 
-WAYS: Final[dict[str, Callable[[Scene, int], Awaitable[None]]]] = {
+WAYS: Final[dict[str, Callable[[Scene, int, Mapping[str, Any] | None], Awaitable[None]]]] = {
     "disk": _from_disk,
     "external": _by_the_trainer,
     "shm": _published,

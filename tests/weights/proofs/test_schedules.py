@@ -17,9 +17,10 @@ import pytest
 
 from rollout_svc.errors import Conflict
 from rollout_svc.workers.worker import Worker, WorkerState
-from tests.embedded.helpers import PATIENCE_S
+from tests.embedded.helpers import PATIENCE_S, Served
 from tests.weights.proofs.scene import (
     CONFIGS,
+    DEADLINE_S,
     LIMIT,
     VERSIONS,
     WAYS,
@@ -35,7 +36,10 @@ from tests.weights.proofs.test_modes import ABORT, DROP, KEEP
 FIRST, END = map(int, os.environ.get("PROOF_SEEDS", "0:8").split(":"))
 LENGTHS: Final = (1, 2, 31, 32, 33, 64, 200)
 STEPS: Final = (0, 0, 1, 1, 2, 3, 5, LIMIT - 2, LIMIT - 1, LIMIT)
-"""Before an update: none, as many as leave one token, and as many as leave none."""
+"""Of an engine, before an update: none, as many as leave one token, and as many as leave none."""
+
+SETTLED: Final = 0.7
+"""How often an update comes only once every request is at an engine; else some are on their way."""
 
 
 @pytest.mark.parametrize("seed", range(FIRST, END))
@@ -58,16 +62,33 @@ async def test_every_token_is_as_its_span_says_after_any_schedule(tmp_path: Path
         await at.push(prompts)
         pauses: dict[int, Mapping[str, Any]] = {}
         for version in range(1, rng.randint(2, VERSIONS)):
-            await at.settled(len(prompts) * members)
+            if rng.random() < SETTLED:
+                await at.settled(len(prompts) * members)
             for engine in at.engines:
-                await drive(at, engine, rng.choice(STEPS))
-            pauses[version] = rng.choice([ABORT, DROP, KEEP, KEEP])
-            await at.update(version, **pauses[version])
+                await drive(engine, rng.choice(STEPS))
+            pauses[version] = await update(at, version, rng)
         samples = await at.finish(len(prompts))
         assert len(samples) == len(prompts) * members
         for sample in samples:
             assert len(sample["response_ids"]) == LIMIT
             assert_replayed(at, [sample], computed_anew(sample, pauses))
+
+
+async def update(at: Scene, version: int, rng: Random) -> dict[str, Any]:
+    """Update in some mode: in one call or three, after one that is refused, or after a stronger pause has joined."""
+    pause = rng.choice([ABORT, DROP, KEEP, KEEP])
+    if at.way != "external" and rng.random() < 0.3:
+        await at.hand_over(version, pause={"deadline_s": DEADLINE_S, **pause})
+        return pause
+    assert (await at.made.pause(DEADLINE_S, **pause)).clean
+    if rng.random() < 0.2:
+        await at.fail(version)
+    if rng.random() < 0.2:
+        pause = ABORT
+        assert (await at.made.pause(DEADLINE_S, **pause)).clean
+    await at.hand_over(version)
+    await at.made.resume(weight_version=version)
+    return pause
 
 
 def computed_anew(sample: Mapping[str, Any], pauses: Mapping[int, Mapping[str, Any]]) -> list[int]:
@@ -80,7 +101,7 @@ def computed_anew(sample: Mapping[str, Any], pauses: Mapping[int, Mapping[str, A
     return found
 
 
-async def drive(at: Scene, engine: Any, steps: int) -> None:
+async def drive(engine: Served, steps: int) -> None:
     """Have an engine take so many steps, or fewer where nothing is left for it to do."""
     target = engine.scheduler.steps + steps
     if steps:
