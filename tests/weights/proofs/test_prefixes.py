@@ -11,6 +11,7 @@ import pytest
 
 from tests.weights.proofs.remembering import RememberingBatch, remembering
 from tests.weights.proofs.scene import PROMPTS, Scene, assert_plain, every_model, every_way, scene, versions
+from tests.weights.proofs.test_modes import ABORT, DROP, KEEP
 
 
 def hits(at: Scene) -> int:
@@ -59,13 +60,26 @@ async def test_a_cache_that_outlives_an_update_is_caught(tmp_path: Path, way: st
 
 @every_way
 @pytest.mark.parametrize("deaf", [False, True])
-async def test_a_continuation_does_not_read_what_its_own_first_part_left(tmp_path: Path, way: str, deaf: bool) -> None:
+@pytest.mark.parametrize("pause", [ABORT, DROP], ids=["abort", "drop"])
+async def test_a_continuation_does_not_read_what_its_own_first_part_left(
+    tmp_path: Path, way: str, pause: dict[str, Any], deaf: bool
+) -> None:
     """Cut in the middle, its prefix is in the cache: computed anew, unless the engine does not forget."""
     async with scene(tmp_path, way=way, serve=partial(remembering, deaf=deaf)) as at:
         await at.begin(PROMPTS[2:])
         await at.engine.step(4)
-        await at.update(1, mode="abort")
+        await at.update(1, **pause)
         samples = await at.finish(1)
         assert versions(samples) == [[0, 1]]
         with pytest.raises(AssertionError) if deaf else nullcontext():
             assert_plain(at, samples)
+
+
+@every_way
+async def test_keep_keeps_the_cache_only_of_engines_that_hold_a_request(tmp_path: Path, way: str) -> None:
+    """Nothing was frozen, so nothing was to be kept: what is asked again is computed by the new weights."""
+    async with scene(tmp_path, way=way, serve=remembering) as at:
+        await ask(at, "first")
+        await at.update(1, **KEEP)
+        assert_plain(at, await ask(at, "again"))
+        assert hits(at) == 0
