@@ -107,14 +107,22 @@ def routed(models: Models, sample: Mapping[str, Any], *, kept: bool) -> Tensor:
 
 
 def versions_of(sample: Mapping[str, Any]) -> list[int]:
-    """The version of each response token; the spans cover the response, in order, each version once."""
+    """The version of each response token; of one that the model did not make, that of the next it made.
+
+    The spans cover what the model made, and nothing else, in order, each version once.
+    """
     spans = sample["weight_versions"]
-    edges = [0, *(span["end"] for span in spans)]
-    assert [span["start"] for span in spans] == edges[:-1], spans
-    assert edges[-1] == len(sample["response_ids"]), spans
     assert all(span["start"] < span["end"] for span in spans), spans
-    assert [span["version"] for span in spans] == sorted({span["version"] for span in spans}), spans
-    return [span["version"] for span in spans for _ in range(span["start"], span["end"])]
+    named = [span["version"] for span in spans]
+    assert named == sorted(set(named)), spans
+    found: dict[int, int] = {}
+    for span in spans:
+        for place in range(span["start"], span["end"]):
+            assert place not in found, spans
+            found[place] = span["version"]
+    made = [place for place, mask in enumerate(sample["loss_mask"]) if mask]
+    assert list(found) == made, (spans, made)
+    return [found[min(later for later in made if later >= place)] for place in range(len(sample["response_ids"]))]
 
 
 def _block(model: TinyTransformer, layer: int) -> Block:

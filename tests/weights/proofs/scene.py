@@ -219,6 +219,17 @@ async def scene(
             yield found
 
 
+async def drive(engine: Served, steps: int) -> None:
+    """Have an engine take so many steps, or fewer where nothing is left for it to do."""
+    if not steps:
+        return
+    await engine.until(lambda: not engine.scheduler.frozen)  # a resume does not wait for it
+    target = engine.scheduler.steps + steps
+    engine.scheduler.permit(steps)
+    await engine.until(lambda: engine.scheduler.steps >= target or not engine.scheduler.busy)
+    engine.scheduler.forbid()
+
+
 def assert_plain(scene: Scene, samples: Sequence[Mapping[str, Any]]) -> None:
     """Every logprob is that of a plain forward pass under the version which its span names."""
     for sample in samples:

@@ -17,7 +17,7 @@ import pytest
 
 from rollout_svc.errors import Conflict
 from rollout_svc.workers.worker import Worker, WorkerState
-from tests.embedded.helpers import PATIENCE_S, Served
+from tests.embedded.helpers import PATIENCE_S
 from tests.weights.proofs.scene import (
     CONFIGS,
     DEADLINE_S,
@@ -27,6 +27,7 @@ from tests.weights.proofs.scene import (
     Scene,
     assert_plain,
     assert_replayed,
+    drive,
     sampled,
     scene,
     versions,
@@ -99,15 +100,6 @@ def computed_anew(sample: Mapping[str, Any], pauses: Mapping[int, Mapping[str, A
             found.append(span["start"])
         last = span["version"]
     return found
-
-
-async def drive(engine: Served, steps: int) -> None:
-    """Have an engine take so many steps, or fewer where nothing is left for it to do."""
-    target = engine.scheduler.steps + steps
-    if steps:
-        engine.scheduler.permit(steps)
-    await engine.until(lambda: engine.scheduler.steps >= target or not engine.scheduler.busy)
-    engine.scheduler.forbid()
 
 
 async def test_more_prompts_than_are_taken_in_at_one_step(tmp_path: Path) -> None:
