@@ -34,7 +34,7 @@ from tests.weights.proofs.scene import (
 )
 from tests.weights.proofs.test_modes import ABORT, DROP, KEEP
 
-FIRST, END = map(int, os.environ.get("PROOF_SEEDS", "0:8").split(":"))
+FIRST, END = map(int, os.environ.get("PROOF_SEEDS", "0:5").split(":"))
 LENGTHS: Final = (1, 2, 31, 32, 33, 64, 200)
 STEPS: Final = (0, 0, 1, 1, 2, 3, 5, LIMIT - 2, LIMIT - 1, LIMIT)
 """Of an engine, before an update: none, as many as leave one token, and as many as leave none."""
