@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 VLLM   := .venv-vllm
 ARGS   ?=
 SEEDS  ?= 0:3000
+PROOFS ?= 0:1000
 JOBS   ?= 2
 # Most tests wait more than they work: two processes take half of the time. A file stays in one, for what it starts is
 # shared, and so do all tests of Ray, which have one cluster (tests/conftest.py).
 SPREAD ?= -n $(JOBS) --dist loadgroup
 
 .PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench
-.PHONY: chaos chaos-smoke durability soak soak-smoke test-shards test-router test-vllm test-vllm-smoke test-wheel clean
+.PHONY: chaos chaos-smoke durability proofs soak soak-smoke test-shards test-router test-vllm test-vllm-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -73,6 +74,10 @@ chaos-smoke: $(VENV)/.installed ## The same, small: 256 in flight, 100 flaps (un
 # A real process that is killed: each round takes about a second.
 durability: $(VENV)/.installed ## Kill a loaded service 200 times and account for every prompt (ARGS="--rounds 20").
 	$(BIN)/python -m tests.durability $(ARGS)
+
+# Real sockets and a real engine: each seed takes a third of a second.
+proofs: $(VENV)/.installed ## Update weights at any moment of 1,000 schedules and check every logprob (PROOFS=7:8; 6 minutes).
+	PROOF_SEEDS=$(PROOFS) $(BIN)/python -m pytest tests/weights/proofs/test_schedules.py $(ARGS)
 
 # A controller, 2 owners, 12 consumers: too many processes for the default suite, which has a smaller house.
 test-shards: $(VENV)/.installed ## End 300 steps in 15 processes with nothing left in any (under a minute).

@@ -87,7 +87,8 @@ class Draining:
         if not climb.aborting and climb.mode == "wait":
             return not await self._freezing.thaw(worker, _timeout_s(climb.plan.wait))
         # While a thaw that was given up may still arrive no freeze is to be trusted: nothing is waited for.
-        if not climb.aborting and can_freeze(worker, climb.cache) and worker.thaw_until < climb.plan.freeze:
+        trusted = not self._freezing.may_thaw(worker, climb.plan.freeze)
+        if not climb.aborting and can_freeze(worker, climb.cache) and trusted:
             if worker.calls and not await self._freezing.freeze(worker, climb.cache, _timeout_s(climb.plan.freeze)):
                 return True
             climb.wake.set()

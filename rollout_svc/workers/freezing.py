@@ -52,6 +52,11 @@ class Freezing:
         """Workers that are frozen, or may be."""
         return [worker for worker in self._pool.workers.values() if worker.freeze is not None]
 
+    @staticmethod
+    def may_thaw(worker: Worker, until: float) -> bool:
+        """Whether a thaw that was given up may still arrive by then; one under way is waited for by whoever freezes."""
+        return worker.thaw_until >= until and not worker.switching.locked()
+
     async def freeze(self, worker: Worker, cache: Cache, timeout_s: float) -> bool:
         """Make one attempt; returns whether the engine confirmed. One that is being thawed is not frozen again."""
         loop = asyncio.get_running_loop()

@@ -103,6 +103,11 @@ class GatedScheduler(Scheduler):
         """Allow so many more steps."""
         self._permits.release(steps)
 
+    def forbid(self) -> None:
+        """Take back what was permitted and not used."""
+        while self._permits.acquire(blocking=False):
+            pass
+
     def open(self) -> None:
         """Allow all steps from now on."""
         self._open = True

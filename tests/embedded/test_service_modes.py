@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout_svc.embedded.model import save_weights
-from tests.embedded.helpers import Served, served, small_model
+from tests.embedded.helpers import PATIENCE_S, Served, served, small_model
 from tests.support.stage import Stage, stage
 
 LIMIT = 16
@@ -71,6 +72,24 @@ async def test_weights_change_under_a_frozen_answer(tmp_path: Path, kv: str) -> 
         record = await answer(engine, made, step=1)
         spans = [(span["version"], span["start"], span["end"]) for span in record["weight_versions"]]
         assert spans == [(0, 0, FROZEN_AFTER), (1, FROZEN_AFTER, LIMIT)]
+
+
+async def test_a_freeze_follows_a_thaw_that_is_under_way() -> None:
+    """Paused again before the engine has said that it goes on: frozen again with its cache; no abort."""  # P6
+    async with served() as engine, stage(str(engine.session._base_url), **settings()) as made:
+        await interrupted(engine, made, mode="keep")
+        held = threading.Event()
+        engine.engine.thread.post(lambda: held.wait(PATIENCE_S))  # no command to go on is answered before
+        await made.resume()
+        await made.until(lambda: made.worker().thaw_until > 0, "the engine is told to go on")
+        pausing = made.start(made.pause(5.0, mode="keep"))
+        await made.until(lambda: made.service.state == "pausing")
+        held.set()
+        report = await pausing
+        assert (report.clean, [rung.name for rung in report.rungs]) == (True, ["gate", "freeze", "report"])
+        assert (engine.engine.running, made.worker().frozen) == (1, True)
+        await made.resume()
+        assert (await answer(engine, made))["response_ids"] == await uninterrupted()
 
 
 async def test_an_abort_over_a_freeze_takes_effect() -> None:
