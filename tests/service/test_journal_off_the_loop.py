@@ -29,7 +29,7 @@ async def test_the_loop_never_waits_for_the_disk(tmp_path: Path) -> None:
         for function in blockbuster.functions.values():
             function.can_block_in(
                 "rollout_svc/assembly/prepared.py", {"prepare"}
-            )  # made before there is a loop, but in tests
+            )  # before there is a loop, but in tests
             function.can_block_in("rollout_svc/status.py", {"rss_bytes"})  # /proc is no disk
         sections: dict[str, Any] = {"buffer": buffer, "trainer": trainer, "journal": {"partial_interval_s": 0.01}}
         async with engine, stage({"url": engine.url, "stream": True}, **sections) as made:

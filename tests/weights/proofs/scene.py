@@ -102,7 +102,8 @@ class Scene:
 
     async def update(self, version: int, **pause: Any) -> None:
         """Pause, hand over, resume."""
-        assert (await self.made.pause(DEADLINE_S, **pause)).clean
+        report = await self.made.pause(DEADLINE_S, **pause)
+        assert report.clean, report
         await self.hand_over(version)
         await self.made.resume(weight_version=version)
 
@@ -158,6 +159,7 @@ WAYS: Final[dict[str, Callable[[Scene, int, Mapping[str, Any] | None], Awaitable
     "disk": _from_disk,
     "external": _by_the_trainer,
     "shm": _published,
+    "distributed": _published,
 }
 """Every way that weights get into the built-in engine."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_svc.embedded.model import write_weights
+from rollout_svc.embedded.updating import Updating
 from tests.weights.proofs.scene import PROMPTS, Scene, assert_plain, assert_replayed, scene, versions
 from tests.weights.proofs.test_modes import ABORT, DROP, KEEP
 
@@ -23,7 +24,12 @@ async def unsaid(_: pytest.MonkeyPatch, at: Scene) -> None:
 
 async def unmoved(patch: pytest.MonkeyPatch, _: Scene) -> None:
     """A new label, and the old weights."""
-    patch.setattr("rollout_svc.embedded.updating.Updating.finish", lambda self: self.abandon())
+
+    def finish(self: Updating, _: str | None = None) -> bool:
+        self.abandon()
+        return True
+
+    patch.setattr(Updating, "finish", finish)
 
 
 async def unfinished(patch: pytest.MonkeyPatch, at: Scene) -> None:
@@ -31,9 +37,9 @@ async def unfinished(patch: pytest.MonkeyPatch, at: Scene) -> None:
     updating = at.engine.engine._updating
     finish, name = updating.finish, "blocks.1.qkv.weight"
 
-    def all_but_one() -> None:
+    def all_but_one(update: str | None = None) -> bool:
         updating._spare[name].copy_(updating._wanted[name].data)
-        finish()
+        return finish(update)
 
     patch.setattr(updating, "finish", all_but_one)
 
