@@ -17,7 +17,7 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
-    *("sample_state", "sample_status", "heavy"),
+    *("sample_reading", "sample_state", "sample_status", "heavy", "conversation"),
     *(
         "config",
         "configfile",

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_svc.agent import AgentContext, OnPause, Turn
+from rollout_svc.agent import AgentContext, OnPause, Turn, Words, Work
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion
 from rollout_svc.gate import Gate, Lane
@@ -14,6 +14,8 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.segment import FinishReason, VersionSpan
 from rollout_svc.signals import GateSignals
+from rollout_svc.tasks import TaskOwner
+from rollout_svc.tokens import ByteTokenizer, TextCodec
 from tests.support.groups import make_prompt, make_sample
 
 __all__ = ["Asked", "Caller", "Table", "answer"]
@@ -92,6 +94,8 @@ class Table:
             engines=self.caller,
             signals=self.signals,
             on_parked=self._parked,
+            words=Words(TextCodec(ByteTokenizer())),
+            work=Work(self.sample.sample_id, TaskOwner(), None),
             experts=self.experts,
         )
 
