@@ -237,6 +237,20 @@ class Sample(SampleReading):
         self.prompt_ids, self.segments = prompt_ids, []
         self._release_experts("another conversation")
 
+    def drop_turn(self, attempt: int) -> None:
+        """Forget what was added for the turn that is under way, the model's tokens and others: nobody was told of it.
+
+        Raises:
+            StaleAttempt: the attempt was revoked.
+            IllegalTransition: it does not generate.
+        """
+        self._check_generating(attempt)
+        kept = [segment for segment in self.segments if segment.turn != self.turn]
+        if len(kept) < len(self.segments):
+            self.segments = kept
+            self.engine_finish_reason = None
+            self._release_experts("a turn that was dropped")
+
     def give_up_experts(self, attempt: int, by: str) -> None:
         """Release the routed experts it has, under an attempt; `by`: why.
 

@@ -128,6 +128,30 @@ class AgentContext:
         self.experts = False
         self._sample.begin_again(self._attempt, list(ids), reason)
 
+    def drop_turn(self) -> None:
+        """Forget a turn that is not whole and that nobody was told of, and what was appended for it.
+
+        Raises:
+            StaleAttempt: this context is over.
+        """
+        if self._sample.turn_length:
+            self.experts = False  # the rows of what is dropped cannot be asked for again one by one
+        self._sample.drop_turn(self._attempt)
+
+    @property
+    def over(self) -> bool:
+        """Whether another attempt has the sample, or none: nothing can be written under this one any more."""
+        return self._sample.attempt != self._attempt
+
+    async def may_speak(self, seconds: float) -> bool:
+        """Wait until the lane is open, so long at most; returns whether it is."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._signals.wait_open(self.lane)
+        except TimeoutError:
+            return False
+        return True
+
     async def generate(self, ids: list[int] | None = None, sampling: SamplingConfig | None = None) -> Turn:
         """Generate one turn after the token ids `ids` (prompt and earlier turns; not this turn's own tokens).
 

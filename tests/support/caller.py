@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,18 @@ from rollout_svc.tokens import ByteTokenizer, TextCodec
 from tests.support.groups import make_prompt, make_sample
 
 __all__ = ["Asked", "Caller", "Table", "answer"]
+
+
+class Inline(Executor):
+    """Does what it is given at once: virtual time does not pass while a thread works."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - the caller's
+            future.set_exception(error)
+        return future
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,7 @@ class Table:
         self.experts = experts
         self.parked = 0
         self.prompt = make_prompt()
+        self.tokenizer = ByteTokenizer()
 
     def context(self) -> AgentContext:
         """Hand the sample out, and make the context of that attempt."""
@@ -94,7 +108,7 @@ class Table:
             engines=self.caller,
             signals=self.signals,
             on_parked=self._parked,
-            words=Words(TextCodec(ByteTokenizer())),
+            words=Words(TextCodec(self.tokenizer, Inline())),
             work=Work(self.sample.sample_id, TaskOwner(), None),
             experts=self.experts,
         )
