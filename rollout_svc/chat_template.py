@@ -8,14 +8,14 @@ Invariants:
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from rollout_svc.errors import ConfigError, SampleFailure
 
-__all__ = ["BAD_PROMPT", "ChatTemplate", "Messages", "Render", "load_chat_template"]
+__all__ = ["BAD_PROMPT", "ChatTemplate", "Functions", "Messages", "Render", "load_chat_template"]
 
 NEEDS_JINJA = "chat templates need jinja2: pip install 'rollout-svc[hf]'"
 FIELD = "tokenizer.chat_template"
@@ -25,8 +25,15 @@ BAD_PROMPT = "bad_prompt"
 """Reason of a sample whose prompt line cannot become tokens."""
 
 Messages = Sequence[Mapping[str, Any]]
-Render = Callable[[Messages], str]
-"""Writes a conversation, up to where the assistant's next message begins."""
+Functions = Sequence[Mapping[str, Any]]
+"""Tools that a model may call, as OpenAI's API describes them: `{"type": "function", "function": {…}}`."""
+
+
+class Render(Protocol):
+    """Writes a conversation."""
+
+    def __call__(self, messages: Messages, /, *, tools: Functions | None = None, asking: bool = True) -> str:
+        """Write it; `asking`: up to where the assistant's next message begins. Raises SampleFailure, ConfigError."""
 
 
 class ChatTemplate:
@@ -59,14 +66,21 @@ class ChatTemplate:
             raise ConfigError.at(FIELD, f"line {error.lineno}: {error.message}") from None
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Messages) -> str:
-        """Write a conversation, up to where the assistant's next message begins.
+    def render(self, messages: Messages, /, *, tools: Functions | None = None, asking: bool = True) -> str:
+        """Write a conversation.
+
+        Args:
+            messages: Of it, oldest first.
+            tools: That the model may call; None: none.
+            asking: Up to where the assistant's next message begins.
 
         Raises:
             SampleFailure: If the template refuses the conversation.
         """
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            return self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=asking, **self._special_tokens
+            )
         except Exception as error:  # a template can raise whatever its expressions raise
             raise SampleFailure(BAD_PROMPT, f"messages: the chat template refuses them: {error}") from error
 
@@ -95,7 +109,7 @@ def load_chat_template(given: str | None, directory: Path | None) -> Render | No
     return ChatTemplate(source, tokens).render
 
 
-def _render_without_jinja(_messages: Messages) -> NoReturn:
+def _render_without_jinja(_messages: Messages, /, **_: object) -> NoReturn:
     raise ConfigError.at(FIELD, NEEDS_JINJA)
 
 

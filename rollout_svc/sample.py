@@ -22,17 +22,18 @@ import orjson
 
 from rollout_svc.errors import IllegalTransition, SampleFailure, StaleAttempt
 from rollout_svc.heavy import Heavy
-from rollout_svc.ledger import Account, Ledger
+from rollout_svc.ledger import Ledger
+from rollout_svc.sample_reading import SampleReading
 from rollout_svc.sample_state import SampleState
 from rollout_svc.sample_status import ACCOUNT_OF, ARROWS, DROPPED, SETTLED_STATUSES, ResumeAt, SampleStatus
-from rollout_svc.segment import FinishReason, Segment, VersionSpan, joined_spans
+from rollout_svc.segment import FinishReason, Segment, VersionSpan
 
 __all__ = ["SETTLED_STATUSES", "ResumeAt", "Sample", "SampleStatus"]
 
 _S: Final = SampleStatus
 
 
-class Sample:
+class Sample(SampleReading):
     """One answer of a group; see the module's invariants."""
 
     __slots__ = (
@@ -40,7 +41,9 @@ class Sample:
         "_ledger",
         "_length",
         "_spans",
+        "asked_ids",
         "attempt",
+        "earlier",
         "engine_finish_reason",
         "experts",
         "failures",
@@ -79,6 +82,8 @@ class Sample:
         self.group_id = group_id
         self.index = index
         self.prompt_ids = prompt_ids
+        self.asked_ids: list[int] | None = None  # the prompt's own, where the conversation began again with others
+        self.earlier: list[dict[str, Any]] = []  # records of the conversations before that, oldest first
         self.status = SampleStatus.INIT
         self.attempt = 0
         self.segments: list[Segment] = []
@@ -105,92 +110,6 @@ class Sample:
 
     def __repr__(self) -> str:
         return f"<Sample {self.sample_id} {self.status} attempt={self.attempt} tokens={self.response_length}>"
-
-    # -- reading ---------------------------------------------------------------------------------------------
-
-    @property
-    def settled(self) -> bool:
-        """Whether the outcome is for good."""
-        return self.status in SETTLED_STATUSES
-
-    @property
-    def account(self) -> Account:
-        """The ledger account this sample is counted in."""
-        return "leased" if self._leased and self.status is SampleStatus.COMPLETED else ACCOUNT_OF[self.status]
-
-    @property
-    def response_length(self) -> int:
-        """Number of response tokens, the environment's included."""
-        if self.packed is not None or self.settled:
-            return self._length
-        return sum(len(segment.ids) for segment in self.segments)
-
-    @property
-    def response_ids(self) -> list[int]:
-        """Response token ids over all segments."""
-        if self.packed is not None:
-            return list(orjson.loads(self.packed)["response_ids"])
-        if len(self.segments) == 1:
-            return self.segments[0].ids
-        return [token for segment in self.segments for token in segment.ids]
-
-    @property
-    def logprobs(self) -> list[float]:
-        """One logprob per response token; 0.0 for tokens the model did not make."""
-        if self.packed is not None:
-            return list(orjson.loads(self.packed)["logprobs"])
-        if len(self.segments) == 1:
-            return self.segments[0].logprobs
-        return [value for segment in self.segments for value in segment.logprobs]
-
-    @property
-    def loss_mask(self) -> list[int]:
-        """One 0 or 1 per response token: 1 where the model made it."""
-        if self.packed is not None:
-            return list(orjson.loads(self.packed)["loss_mask"])
-        mask: list[int] = []
-        for segment in self.segments:
-            mask += [int(segment.by_model)] * len(segment.ids)
-        return mask
-
-    @property
-    def weight_versions(self) -> tuple[VersionSpan, ...]:
-        """Weight versions over `response_ids`, neighbours that differ in nothing joined; model tokens only."""
-        if self.packed is not None:
-            return self._spans
-        return joined_spans(self.segments)
-
-    @property
-    def rows_missing(self) -> int:
-        """Rows of routed experts that its tokens should have and it has not got: one a token, but for the last."""
-        held = 0 if self.experts is None else self.experts.shape[0]
-        return len(self.prompt_ids) + self.response_length - 1 - held
-
-    def turn_ids(self) -> list[int]:
-        """Tokens the model has made in the turn that is under way (its prefix when it is continued)."""
-        return [
-            token
-            for segment in self.segments
-            if segment.turn == self.turn and segment.by_model
-            for token in segment.ids
-        ]
-
-    @property
-    def turn_length(self) -> int:
-        """How many those are."""
-        return sum(len(segment.ids) for segment in self.segments if segment.turn == self.turn and segment.by_model)
-
-    def restarts(self, *, partial: bool = True) -> bool:
-        """Whether handing it out drops its tokens: only a first turn can be gone on with in another run of the loop.
-
-        Args:
-            partial: whether a turn that was cut may be gone on with at all; one that came whole may in any case.
-        """
-        if self.status is not SampleStatus.ABORTED or self.resume_at != "generate":
-            return False
-        if self.turn > 0 or not all(segment.by_model for segment in self.segments):
-            return True
-        return not partial and (not self.segments or self.engine_finish_reason in (None, "abort"))
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -298,6 +217,40 @@ class Sample:
             self._release_experts("its continuation")
             self.experts = experts
 
+    def begin_again(self, attempt: int, prompt_ids: list[int], reason: str) -> None:
+        """Go on in another conversation: what was said so far is kept as a training segment of its own.
+
+        Args:
+            attempt: the attempt in whose name this is written.
+            prompt_ids: what the new conversation begins with; its tokens follow.
+            reason: why it does not go on from the tokens there are.
+
+        Raises:
+            StaleAttempt: the attempt was revoked.
+            IllegalTransition: it does not generate.
+        """
+        self._check_generating(attempt)
+        if any(segment.by_model for segment in self.segments):
+            self.earlier.append(self.tokens() | {"reason": reason})
+        if self.asked_ids is None:
+            self.asked_ids = self.prompt_ids
+        self.prompt_ids, self.segments = prompt_ids, []
+        self._release_experts("another conversation")
+
+    def drop_turn(self, attempt: int) -> None:
+        """Forget what was added for the turn that is under way, the model's tokens and others: nobody was told of it.
+
+        Raises:
+            StaleAttempt: the attempt was revoked.
+            IllegalTransition: it does not generate.
+        """
+        self._check_generating(attempt)
+        kept = [segment for segment in self.segments if segment.turn != self.turn]
+        if len(kept) < len(self.segments):
+            self.segments = kept
+            self.engine_finish_reason = None
+            self._release_experts("a turn that was dropped")
+
     def give_up_experts(self, attempt: int, by: str) -> None:
         """Release the routed experts it has, under an attempt; `by`: why.
 
@@ -339,7 +292,7 @@ class Sample:
         self.reward_parts = parts
         self.transition(attempt, SampleStatus.COMPLETED)
         self.packed = packed
-        self.segments = []
+        self.segments, self.earlier = [], []
         self.response = None
 
     def _record(self, reward: float, parts: dict[str, float]) -> dict[str, Any]:
@@ -351,13 +304,10 @@ class Sample:
             "engine_finish_reason": self.engine_finish_reason,
             "reward": reward,
             "reward_parts": parts,
-            "prompt_ids": self.prompt_ids,
-            "response_ids": self.response_ids,
-            "logprobs": self.logprobs,
-            "loss_mask": self.loss_mask,
-            "weight_versions": [span.as_json() for span in self.weight_versions],
+            **self.tokens(),
             "response": self.response,
             "meta": self.meta,
+            **({"earlier_segments": self.earlier} if self.earlier else {}),
         }
 
     def set_leased(self, *, leased: bool) -> None:
@@ -394,6 +344,8 @@ class Sample:
             spans=self._spans,
             meta=self.meta,
             experts=self.experts.read() if experts and self.experts is not None else None,
+            prompt_ids=self.prompt_ids if self.asked_ids is not None else None,
+            earlier=tuple(self.earlier),
         )
 
     def recall(self, state: SampleState, experts: Heavy | None = None) -> None:
@@ -419,6 +371,9 @@ class Sample:
         self.reward, self.reward_parts = state.reward, dict(state.reward_parts or {})
         self._length, self._spans = state.length, state.spans
         self.experts = experts
+        if state.prompt_ids is not None:
+            self.asked_ids, self.prompt_ids = self.prompt_ids, state.prompt_ids
+        self.earlier = list(state.earlier)
         if state.meta is not None:
             self.meta = state.meta
 
@@ -427,12 +382,14 @@ class Sample:
         if for_good:
             self._length = self._length if self.packed is not None else sum(len(part.ids) for part in self.segments)
             self._spans = ()
-            self.prompt_ids = []
+            self.asked_ids = []
             self.meta = {}
         self._release_experts(f"{self.status} ({self.reason})")
         self.generate_s = self.judge_s = None
         self.packed = None
-        self.segments = []
+        self.segments, self.earlier = [], []
+        if self.asked_ids is not None:
+            self.prompt_ids, self.asked_ids = self.asked_ids, None
         self.turn = 0
         self.response = None
         self.reward = None

@@ -27,6 +27,8 @@ class SampleState(NamedTuple):
         meta: its own; None: that of its prompt.
         experts: routed experts of its first tokens, a NumPy array `(rows, moe_layers, top_k)`, uint8 or uint16; or what
             gives it when it is called, off the event loop.
+        prompt_ids: of the conversation it had come to, where that is not its prompt's own.
+        earlier: the conversations before that, as its record tells them.
     """
 
     status: str = "INIT"
@@ -44,6 +46,8 @@ class SampleState(NamedTuple):
     spans: tuple[VersionSpan, ...] = ()
     meta: dict[str, Any] | None = None
     experts: Any = None
+    prompt_ids: list[int] | None = None
+    earlier: tuple[dict[str, Any], ...] = ()
 
     def handed_back(self) -> SampleState:
         """The same after the end of everything that worked for it: what runs is aborted, its tokens are kept."""

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from rollout_svc.chat_template import BAD_PROMPT, Messages, Render, load_chat_template
+from rollout_svc.chat_template import BAD_PROMPT, Functions, Messages, Render, load_chat_template
 from rollout_svc.config import TokenizerConfig
 from rollout_svc.errors import ConfigError, Problem, SampleFailure
 
@@ -65,13 +65,21 @@ class Tokenizer(Protocol):
         """Turn ids into text, special tokens left out."""
         ...
 
-    def apply_chat_template(self, messages: Messages) -> list[int]:
+    def apply_chat_template(self, messages: Messages, tools: Functions | None = None) -> list[int]:
         """Turn a conversation into the ids that ask for the next assistant message.
 
         Raises:
             ConfigError: If there is no template.
             SampleFailure: If the template refuses the conversation.
         """
+        ...
+
+    def render(self, messages: Messages, tools: Functions | None = None, *, asking: bool) -> str:
+        """Write a conversation as text; raises as `apply_chat_template`."""
+        ...
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Turn what a template wrote into ids: nothing is added, special tokens in it are special tokens."""
         ...
 
 
@@ -91,9 +99,17 @@ class ByteTokenizer:
         """Turn bytes into text, broken characters replaced, ids above 255 left out."""
         return bytes([token for token in ids if 0 <= token < BYTE_EOS]).decode("utf-8", errors="replace")
 
-    def apply_chat_template(self, messages: Messages) -> list[int]:
+    def apply_chat_template(self, messages: Messages, tools: Functions | None = None) -> list[int]:
         """Render the conversation and encode it."""
-        return self.encode(_render(self._template, messages))
+        return self.encode(self.render(messages, tools, asking=True))
+
+    def render(self, messages: Messages, tools: Functions | None = None, *, asking: bool) -> str:
+        """Write a conversation by the template."""
+        return _render(self._template, messages, tools, asking=asking)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Turn text into bytes: there are no special tokens in it."""
+        return self.encode(text)
 
 
 class FileTokenizer:
@@ -115,9 +131,16 @@ class FileTokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def apply_chat_template(self, messages: Messages) -> list[int]:
+    def apply_chat_template(self, messages: Messages, tools: Functions | None = None) -> list[int]:
         """Render the conversation and encode it; the template has written the special tokens already."""
-        text = _render(self._template, messages)
+        return self.encode_rendered(self.render(messages, tools, asking=True))
+
+    def render(self, messages: Messages, tools: Functions | None = None, *, asking: bool) -> str:
+        """Write a conversation by the template."""
+        return _render(self._template, messages, tools, asking=asking)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Turn text into ids, special tokens written out in it included."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -173,6 +196,16 @@ class TextCodec:
             return None
         return await self._run(self.tokenizer.decode, ids, small=len(ids) <= INLINE_TOKENS)
 
+    async def work(self, work: Callable[[Tokenizer], R]) -> R:
+        """Do something with the tokenizer, off the event loop.
+
+        Raises:
+            SampleFailure: If there is no tokenizer; or whatever `work` raises.
+        """
+        if self.tokenizer is None:
+            raise SampleFailure(BAD_PROMPT, "messages need a tokenizer, and tokenizer.path is null")
+        return await self._run(work, self.tokenizer, small=False)
+
     async def _run(self, work: Callable[[A], R], argument: A, *, small: bool) -> R:
         if small and self.tokenizer is not None and self.tokenizer.cheap:
             return work(argument)
@@ -218,10 +251,10 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer | None:
     return FileTokenizer(backend, load_chat_template(config.chat_template, directory))
 
 
-def _render(template: Render | None, messages: Messages) -> str:
+def _render(template: Render | None, messages: Messages, tools: Functions | None, *, asking: bool) -> str:
     if template is None:
         raise ConfigError.at("tokenizer.chat_template", "prompts with messages need one, and the tokenizer brings none")
-    return template(messages)
+    return template(messages, tools=tools, asking=asking)
 
 
 def are_ids(values: Sequence[object]) -> bool:

@@ -277,3 +277,71 @@ async def test_cancelling_a_call_propagates() -> None:
         await task
     assert task.cancelled()
     assert not context.calling
+
+
+# -- more than the model's own words -------------------------------------------------------------------------
+
+
+@virtual
+async def test_what_the_agent_appends_is_masked_and_comes_before_the_next_turn() -> None:
+    """P6: tokens of the environment have mask 0 and logprob 0.0; the next turn is asked for after them."""
+    table = Table(answer([7, 8]), answer([9]))
+    context = table.context()
+    await context.generate()
+    context.append([50, 51])
+    await context.generate()
+    sample = table.sample
+    assert [asked for asked, _ in table.asks()] == [PROMPT, [*PROMPT, 7, 8, 50, 51]]
+    assert (sample.response_ids, sample.loss_mask) == ([7, 8, 50, 51, 9], [1, 1, 0, 0, 1])
+    assert sample.logprobs == [-1.0, -1.0, 0.0, 0.0, -1.0]
+
+
+@virtual
+async def test_a_cut_turn_after_an_appended_message_goes_on_from_its_own_tokens() -> None:
+    """P6 P15: parked, the turn is continued after the gate opens: its own tokens are sent once, after the message."""
+    table = Table(answer([7]), answer([8], "abort"), answer([9]), on_pause="park")
+    context = table.context()
+    await context.generate()
+    context.append([50])
+    turn = await context.generate()
+    assert [asked for asked, _ in table.asks()] == [PROMPT, [*PROMPT, 7, 50], [*PROMPT, 7, 50, 8]]
+    assert turn.ids == [8, 9]
+
+
+@virtual
+async def test_a_conversation_that_begins_again_keeps_what_was_said() -> None:
+    """P6: earlier tokens are a training segment of their own, with the reason; a redone sample has its own prompt."""
+    table = Table(answer([7, 8]), answer([9]))
+    context = table.context()
+    await context.generate()
+    context.begin_again([4, 5], "history_rewritten")
+    await context.generate()
+    sample = table.sample
+    assert table.asks()[1][0] == [4, 5]
+    assert (sample.prompt_ids, sample.response_ids) == ([4, 5], [9])
+    [earlier] = sample.earlier
+    assert (earlier["prompt_ids"], earlier["response_ids"], earlier["reason"]) == (PROMPT, [7, 8], "history_rewritten")
+    sample.transition(sample.attempt, S.INIT, reason="agent_error")
+    assert (sample.prompt_ids, sample.earlier, sample.segments) == (PROMPT, [], [])
+
+
+@virtual
+async def test_clean_up_goes_on_when_its_waiter_is_cancelled() -> None:
+    """P14: the last begun is cleaned up first; one that fails keeps no other from it; nobody cancels it."""
+    table, done = Table(), list[str]()
+    work = table.context().work
+
+    async def clean(name: str) -> None:
+        await asyncio.sleep(1.0)
+        done.append(name)
+        if name == "b":
+            raise ValueError(name)
+
+    for name in ("a", "b"):
+        work.on_end(lambda name=name: clean(name))  # type: ignore[misc]
+    closing = asyncio.create_task(work.close())
+    await asyncio.sleep(0.5)
+    closing.cancel()
+    await asyncio.sleep(2.0)
+    assert closing.cancelled()
+    assert (done, work.failed) == (["b", "a"], ["ValueError: b"])

@@ -17,7 +17,7 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
-    *("sample_state", "sample_status", "heavy"),
+    *("sample_reading", "sample_state", "sample_status", "heavy", "conversation", "tool_calls"),
     *(
         "config",
         "configfile",
@@ -36,7 +36,7 @@ GROUND = (
 FLOORS = (
     GROUND,
     ("tensors",),
-    ("agent", "judging", "judge_processes", "filtering", "engines", "launching"),
+    ("agent", "sessions", "judging", "judge_processes", "filtering", "engines", "launching"),
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),

@@ -3,7 +3,7 @@
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from rollout_svc.chat_template import load_chat_template
+from rollout_svc.chat_template import Functions, Messages, load_chat_template
 from rollout_svc.config import TokenizerConfig
 from rollout_svc.errors import ConfigError, SampleFailure
 from rollout_svc.tokens import (
@@ -84,7 +84,7 @@ def test_what_cannot_become_tokens_is_known_beforehand(directory: Path) -> None:
 
 async def test_whatever_a_tokenizer_raises_is_the_failure_of_its_prompt() -> None:
     """Text that is no Unicode, in a prompt or made by its template, is `bad_prompt`, not an error of the service."""
-    codec = TextCodec(ByteTokenizer(lambda _: "\ud83d"))
+    codec = TextCodec(ByteTokenizer(lambda _, **__: "\ud83d"))
     for line in ({"text": "half \ud83d"}, {"messages": HELLO}):
         with pytest.raises(SampleFailure, match="UnicodeEncodeError") as failed:
             await codec.encode_prompt(line)
@@ -185,9 +185,16 @@ class Spy:
         self.threads.append(threading.current_thread())
         return str(len(ids))
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def apply_chat_template(self, messages: Messages, tools: Functions | None = None) -> list[int]:
+        assert tools is None
         self.threads.append(threading.current_thread())
         return [len(messages)]
+
+    def render(self, messages: Messages, tools: Functions | None = None, *, asking: bool) -> str:
+        raise NotImplementedError
+
+    def encode_rendered(self, text: str) -> list[int]:
+        raise NotImplementedError
 
 
 @pytest.fixture

@@ -176,6 +176,7 @@ class _WorkParts:
             settling=ground.settling,
             trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
+            processes=ground.processes,
             experts=ground.config.experts.enabled,
         )
         self.droughts = Droughts(prepared.runtimes, ground.bus)

@@ -11,7 +11,7 @@ from rollout_svc.buffer.storage import Storage
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
-from rollout_svc.judging import Judging
+from rollout_svc.judging import Judging, ProcessRunner
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
@@ -43,6 +43,7 @@ class Tools:
     settling: Settling
     trajectories: Trajectories
     max_attempts: int
+    processes: ProcessRunner | None = None  # of synchronous tools
     experts: bool = False  # routed experts are kept, where a request's sampling says so too
 
 

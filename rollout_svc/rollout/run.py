@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from rollout_svc.agent import AgentContext
+from rollout_svc.agent import AgentContext, Words, Work
 from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.group import Group, Settlement
 from rollout_svc.judging import JudgedSample
@@ -279,6 +279,8 @@ class GroupRun:
             engines=self._tools.engines,
             signals=self._tools.signals,
             on_parked=lambda: self._owner.run_changed(self),
+            words=Words(self._tools.codec),
+            work=Work(sample.sample_id, self._tools.tasks, self._tools.processes),
             experts=self._tools.experts,
         )
         member.stage = "generating"
@@ -296,6 +298,7 @@ class GroupRun:
         except (Exception, SystemExit) as error:  # an agent that exits must not end the service
             raise SampleFailure("agent_error", f"{type(error).__name__}: {error}") from error
         finally:
+            await context.work.close()
             self._count_generating(member, generating=False)
             if sample.attempt == member.attempt:
                 sample.generate_s = (sample.generate_s or 0.0) + asyncio.get_running_loop().time() - began

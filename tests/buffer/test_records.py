@@ -67,6 +67,8 @@ UNFINISHED = st.builds(
     length=st.just(0),
     spans=st.just(()),
     experts=st.none(),
+    prompt_ids=st.none(),
+    earlier=st.just(()),
 )
 
 

@@ -39,7 +39,15 @@ class Slow:
         """Turn bytes into text."""
         return bytes(ids).decode()
 
-    def apply_chat_template(self, _: Any) -> list[int]:
+    def apply_chat_template(self, *_: Any) -> list[int]:
+        """There is none."""
+        raise NotImplementedError
+
+    def render(self, *_: Any, asking: bool) -> str:
+        """There is none."""
+        raise NotImplementedError
+
+    def encode_rendered(self, text: str) -> list[int]:
         """There is none."""
         raise NotImplementedError
 

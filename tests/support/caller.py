@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_svc.agent import AgentContext, OnPause, Turn
+from rollout_svc.agent import AgentContext, OnPause, Turn, Words, Work
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion
 from rollout_svc.gate import Gate, Lane
@@ -14,9 +15,23 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.segment import FinishReason, VersionSpan
 from rollout_svc.signals import GateSignals
+from rollout_svc.tasks import TaskOwner
+from rollout_svc.tokens import ByteTokenizer, TextCodec
 from tests.support.groups import make_prompt, make_sample
 
 __all__ = ["Asked", "Caller", "Table", "answer"]
+
+
+class Inline(Executor):
+    """Does what it is given at once: virtual time does not pass while a thread works."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - the caller's
+            future.set_exception(error)
+        return future
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ class Table:
         self.experts = experts
         self.parked = 0
         self.prompt = make_prompt()
+        self.tokenizer = ByteTokenizer()
 
     def context(self) -> AgentContext:
         """Hand the sample out, and make the context of that attempt."""
@@ -92,6 +108,8 @@ class Table:
             engines=self.caller,
             signals=self.signals,
             on_parked=self._parked,
+            words=Words(TextCodec(self.tokenizer, Inline())),
+            work=Work(self.sample.sample_id, TaskOwner(), None),
             experts=self.experts,
         )
 

@@ -46,6 +46,8 @@ def state_json(state: SampleState) -> bytes | None:
     if state.packed is not None:
         return None
     kept = {key: getattr(state, key) for key in _KEPT_AS_JSON}
+    if state.prompt_ids is not None:
+        kept |= {"prompt_ids": state.prompt_ids, "earlier": state.earlier}
     try:
         return orjson.dumps(kept, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
@@ -74,6 +76,7 @@ def decode_sample(status: str, head: bytes, tokens: bytes | None) -> SampleState
     tensors = load(tokens) if tokens is not None else {}
     if status == "COMPLETED":
         return _decode_completed(kept, tensors)
+    kept |= {"earlier": tuple(kept.get("earlier", ()))}
     return SampleState(status=status, segments=_decode_segments(tensors) if tensors else (), **kept)
 
 

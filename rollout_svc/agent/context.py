@@ -9,7 +9,8 @@ turn is all there is, an answer that came whole but late goes straight to the ju
 its first turn from the tokens it has; one that had got further begins again from the prompt.
 
 It calls `ctx.generate(ids)` once per turn, with the whole prefix as token ids, and returns the sample. Tokens are
-recorded by `generate` itself, under the attempt this context was made for.
+recorded by `generate` itself, under the attempt this context was made for; those of its own it adds by `ctx.append`.
+`ctx.words` turns messages into the ids that they add, `ctx.work` runs what is not the model's, and cleans up after it.
 
 Invariants:
 
@@ -28,9 +29,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final
 
+from rollout_svc.agent.turn import LOGPROBS_MODE, EngineCaller, OnPause, Turn
+from rollout_svc.agent.words import Words
+from rollout_svc.agent.work import Work
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines.calls import Completion
 from rollout_svc.errors import Interrupted, WorkerFailure
@@ -40,59 +43,10 @@ from rollout_svc.sample import ResumeAt, Sample
 from rollout_svc.segment import FinishReason, Segment
 from rollout_svc.signals import GateSignals
 
-__all__ = ["LOGPROBS_MODE", "Agent", "AgentContext", "EngineCaller", "OnPause", "Turn"]
-
-OnPause = Literal["abort", "park"]
-LOGPROBS_MODE: Final = "logprobs_mode"
-"""Key of a sample's `meta`: what its logprobs are of, `raw`, `processed`, `unknown`; `mixed` over several engines."""
+__all__ = ["AgentContext"]
 
 _CUT_S: Final = 0.05  # seconds before a turn that its engine cut is continued, doubling
 _CUT_CAP_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One whole answer of the model: all its tokens, over as many engine calls as it took."""
-
-    segments: tuple[Segment, ...]
-    finish_reason: FinishReason
-
-    @property
-    def ids(self) -> list[int]:
-        """Token ids, in a list of the caller's own."""
-        return [token for segment in self.segments for token in segment.ids]
-
-    @property
-    def logprobs(self) -> list[float]:
-        """One logprob for each, likewise."""
-        return [value for segment in self.segments for value in segment.logprobs]
-
-
-class Agent(Protocol):
-    """A loop that turns a sample into a finished conversation."""
-
-    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
-        """Call `ctx.generate` once per turn and return the sample."""
-
-
-class EngineCaller(Protocol):
-    """Makes one engine call, retries included; given to the context by the pool."""
-
-    async def generate(
-        self,
-        sample: Sample,
-        prompt: Prompt,
-        lane: Lane,
-        input_ids: list[int],
-        max_tokens: int,
-        sampling: SamplingConfig,
-        *,
-        experts: bool = False,
-    ) -> Completion:
-        """Return a valid completion; raises Interrupted, WorkerFailure or SampleFailure.
-
-        With `experts` it asks for routed experts, from the first row the sample has not got.
-        """
 
 
 class AgentContext:
@@ -115,6 +69,8 @@ class AgentContext:
         "sampling",
         "since",
         "turns",
+        "words",
+        "work",
     )
 
     def __init__(
@@ -130,6 +86,8 @@ class AgentContext:
         engines: EngineCaller,
         signals: GateSignals,
         on_parked: Callable[[], None],
+        words: Words,
+        work: Work,
         experts: bool = False,
     ) -> None:
         self.prompt = prompt
@@ -143,17 +101,62 @@ class AgentContext:
         self.since = 0.0  # loop time of the end of the last engine call
         self.cut: ResumeAt | None = None
         self.experts = experts  # every turn so far asked for its routed experts
+        self.words = words
+        self.work = work
         self._sample = sample
         self._attempt = attempt
         self._engines = engines
         self._signals = signals
         self._on_parked = on_parked
 
-    async def generate(self, ids: list[int], sampling: SamplingConfig | None = None) -> Turn:
+    def append(self, ids: list[int]) -> None:
+        """Add tokens that the model did not make: mask 0, logprob 0.0. They stand before the next turn.
+
+        Raises:
+            StaleAttempt: this context is over.
+        """
+        self._sample.extend(
+            self._attempt, Segment(list(ids), [0.0] * len(ids), (), by_model=False, turn=self._sample.turn)
+        )
+
+    def begin_again(self, ids: list[int], reason: str) -> None:
+        """Go on in another conversation, which begins with `ids`; what was said so far is a training segment by itself.
+
+        Raises:
+            StaleAttempt: this context is over.
+        """
+        self.experts = False
+        self._sample.begin_again(self._attempt, list(ids), reason)
+
+    def drop_turn(self) -> None:
+        """Forget a turn that is not whole and that nobody was told of, and what was appended for it.
+
+        Raises:
+            StaleAttempt: this context is over.
+        """
+        if self._sample.turn_length:
+            self.experts = False  # the rows of what is dropped cannot be asked for again one by one
+        self._sample.drop_turn(self._attempt)
+
+    @property
+    def over(self) -> bool:
+        """Whether another attempt has the sample, or none: nothing can be written under this one any more."""
+        return self._sample.attempt != self._attempt
+
+    async def may_speak(self, seconds: float) -> bool:
+        """Wait until the lane is open, so long at most; returns whether it is."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._signals.wait_open(self.lane)
+        except TimeoutError:
+            return False
+        return True
+
+    async def generate(self, ids: list[int] | None = None, sampling: SamplingConfig | None = None) -> Turn:
         """Generate one turn after the token ids `ids` (prompt and earlier turns; not this turn's own tokens).
 
         Args:
-            ids: the whole prefix, token ids.
+            ids: the whole prefix, token ids; None: the prompt, and all that was generated and appended since.
             sampling: settings for this turn; None uses the task's.
 
         Returns:
@@ -166,6 +169,7 @@ class AgentContext:
         """
         settings = sampling or self.sampling
         sample = self._sample
+        prefix = sample.prefix_ids() if ids is None else ids
         if self.cut is not None:
             raise Interrupted(f"{sample.sample_id}: its turn was cut, this context is over")
         wanted = self.experts and settings.return_routed_experts
@@ -179,7 +183,7 @@ class AgentContext:
             budget = settings.max_tokens - sample.turn_length
             if budget <= 0:
                 return self._whole_turn("length")
-            completion = await self._call(ids, budget, settings)
+            completion = await self._call(prefix, budget, settings)
             if completion is None:
                 await self._park()
                 continue

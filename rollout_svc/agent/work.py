@@ -1,0 +1,75 @@
+"""What an agent loop does that is not the model's: tools, environments, and the clean-up after them.
+
+Invariants:
+
+- Nothing outlives its sample: what was begun is cleaned up when the loop ends, however it ends; a synchronous call
+  runs in a process that is killed.
+- Clean-up is cancelled by nobody: it runs in a task of its own, for a bounded time, in the reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from rollout_svc.errors import SampleFailure
+from rollout_svc.judging import ProcessRunner
+from rollout_svc.plugins import PluginSpec
+from rollout_svc.tasks import TaskOwner
+
+__all__ = ["CLEANUP_S", "Work"]
+
+CLEANUP_S: Final = 10.0
+"""Seconds for each clean-up."""
+
+CleanUp = Callable[[], Awaitable[object]]
+
+
+class Work:
+    """Tool calls and clean-ups of one run of an agent loop."""
+
+    __slots__ = ("_cleanups", "_name", "_processes", "_tasks", "failed")
+
+    def __init__(self, name: str, tasks: TaskOwner, processes: ProcessRunner | None) -> None:
+        """Make it.
+
+        Args:
+            name: whose work it is, for people who look for what is stuck.
+            tasks: who owns the clean-up.
+            processes: run synchronous calls; None: there are none here.
+        """
+        self.failed: list[str] = []  # what went wrong in clean-ups
+        self._name = name
+        self._tasks = tasks
+        self._processes = processes
+        self._cleanups: list[CleanUp] = []
+
+    def on_end(self, cleanup: CleanUp) -> None:
+        """Have something cleaned up when the loop has ended, however it did; the last one first."""
+        self._cleanups.append(cleanup)
+
+    async def call(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> Any:
+        """Call a method of a plugin in a process that is killed when this is cancelled, or takes too long.
+
+        Raises:
+            TimeoutError: it took longer.
+            Exception: whatever it raised, or why no process could run it.
+        """
+        if self._processes is None:
+            raise SampleFailure("agent_error", "no process to run a synchronous tool in")
+        return await self._processes.submit(spec, method, payload, timeout_s)
+
+    async def close(self) -> None:
+        """Clean up; one that is cancelled here ends its own wait, and the clean-up goes on."""
+        if self._cleanups:
+            due, self._cleanups = self._cleanups, []
+            await asyncio.shield(self._tasks.spawn(f"clean-up:{self._name}", self._clean(due)))
+
+    async def _clean(self, due: list[CleanUp]) -> None:
+        for cleanup in reversed(due):
+            try:
+                async with asyncio.timeout(CLEANUP_S):
+                    await cleanup()
+            except Exception as error:  # noqa: BLE001 - the agent's own code; the others are to be cleaned up all the same
+                self.failed.append(f"{type(error).__name__}: {error}")

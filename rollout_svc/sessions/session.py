@@ -1,0 +1,151 @@
+"""One session: turns that a client asks for, made of one sample's attempt.
+
+Invariants:
+
+- The token ids are ours: a turn's prompt is the exact ids of the turns before it, and those of the new messages. Where
+  the client has rewritten its history, another training segment begins, and the sample says why.
+- One turn at a time; what a client is told is what is trained on, and nothing that it was not told is.
+- A turn that a pause cuts goes on after it before the client is answered; one that the client does not wait for is
+  forgotten. A new one waits for the gate, for so long, and is then refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from rollout_svc.agent.context import AgentContext
+from rollout_svc.config import SamplingConfig
+from rollout_svc.errors import NotNow, SampleFailure
+from rollout_svc.sample import Sample
+from rollout_svc.sessions.branches import Branches, Match
+from rollout_svc.sessions.exchange import Answer, Asked, End
+from rollout_svc.tool_calls import ToolFormat, read_said
+
+__all__ = ["Session"]
+
+_RETRY_S: Final = 1.0
+
+
+class Session:
+    """A conversation of an agent that speaks an API; see the module's invariants.
+
+    Attributes:
+        session_id: in its address.
+        key: that its requests carry.
+        sample: whose tokens it makes.
+        turns: that were answered.
+        reward: that was reported for it; None: none yet.
+        ended: set when it is over: no more turns.
+        last_used: loop time.
+    """
+
+    def __init__(
+        self, session_id: str, key: str, sample: Sample, context: AgentContext, *, form: ToolFormat, hold_s: float
+    ) -> None:
+        """Begin a session.
+
+        Args:
+            session_id: in its address.
+            key: that its requests carry.
+            sample: whose tokens it makes.
+            context: of the attempt.
+            form: how the model writes calls of tools.
+            hold_s: seconds for which a turn waits for a pause to end.
+        """
+        self.session_id = session_id
+        self.key = key
+        self.sample = sample
+        self.turns = 0
+        self.reward: float | None = None
+        self.ended = asyncio.Event()
+        self.last_used = asyncio.get_running_loop().time()
+        self._context = context
+        self._form: ToolFormat = form
+        self._hold_s = hold_s
+        self._branches = Branches()
+        self._speaking = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        where = f"{self.session_id} of {self.sample.sample_id}"
+        return f"<Session {where}: {self.turns} turns, {len(self._branches)} branches>"
+
+    @property
+    def over(self) -> bool:
+        """Whether no turn can be made any more: it ended, or its sample was taken from it."""
+        return self.ended.is_set() or self._context.over
+
+    async def turn(self, asked: Asked) -> Answer:
+        """Make one turn; whoever is cancelled here leaves no token behind.
+
+        Raises:
+            NotNow: `paused`: the gate did not open in time; ask again.
+            SampleFailure: the messages cannot become tokens, or the engine refused them.
+            StaleAttempt: the sample was taken back meanwhile: this session is over.
+        """
+        async with self._speaking:
+            self.last_used = asyncio.get_running_loop().time()
+            if not await self._context.may_speak(self._hold_s):
+                raise NotNow("paused", "the stage is paused", retry_after_s=_RETRY_S)
+            prefix = await self._prepare(asked)
+            try:
+                turn = await self._context.generate(None, self._sampling(asked))
+            except BaseException:
+                if not self._context.over:
+                    self._context.drop_turn()
+                raise
+            said = read_said(await self._context.words.text(turn.ids), self.turns, self._form)
+            self._branches.spoke(asked.messages, prefix, said.as_message(), turn.ids, asked.tools)
+            self.turns += 1
+            self.last_used = asyncio.get_running_loop().time()
+            end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
+            answer_id = f"{self.session_id}-{self.turns}"
+            return Answer(answer_id, said, end, len(prefix), len(turn.ids))
+
+    async def _prepare(self, asked: Asked) -> list[int]:
+        """Have the sample end where the model is to speak; the ids up to there."""
+        found = self._branches.match(asked.messages, asked.tools)
+        added = await self._added(asked, found)
+        prefix = found.ids + added
+        if found.current:
+            self._context.append(added)
+        elif prefix != self.sample.prefix_ids():
+            self._context.begin_again(prefix, self._reason(found, asked))
+        return prefix
+
+    async def _added(self, asked: Asked, found: Match) -> list[int]:
+        words, tools = self._context.words, asked.tools or None
+        if not found.known:
+            return await words.first(asked.messages, tools)
+        if found.asking:
+            return []
+        before, new = asked.messages[: found.known], asked.messages[found.known :]
+        return await words.added(before, new, found.ids[-1], tools)
+
+    def _reason(self, found: Match, asked: Asked) -> str:
+        if not len(self._branches):
+            return "first"
+        if not found.known:
+            return "another_conversation"
+        return "asked_again" if found.asking else f"history_rewritten: message {found.known} of {len(asked.messages)}"
+
+    def _sampling(self, asked: Asked) -> SamplingConfig:
+        """The task's settings are what is trained with; a client may ask for fewer tokens, and for more stops."""
+        own = self._context.sampling
+        return own.model_copy(
+            update={
+                "max_tokens": min(own.max_tokens, asked.max_tokens or own.max_tokens),
+                "stop": tuple(dict.fromkeys((*own.stop, *asked.stop))),
+            }
+        )
+
+    def report(self, reward: float) -> None:
+        """Note the reward that its agent, or whoever watches it, gives.
+
+        Raises:
+            SampleFailure: it is over.
+        """
+        if self.over:
+            raise SampleFailure("session_over", f"{self.session_id} is over")
+        self.reward = reward
+        self.sample.meta = {**self.sample.meta, "reported_reward": reward}

@@ -1,0 +1,86 @@
+"""From where a request goes on: exact ids of the longest part that is known."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_svc.sessions.branches import Branches, Match
+
+USER: dict[str, Any] = {"role": "user", "content": "a"}
+OTHER: dict[str, Any] = {"role": "user", "content": "b"}
+SAID: dict[str, Any] = {"role": "assistant", "content": "x"}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def spoken() -> Branches:
+    """One turn: [1, 2] was given, [3, 4] was made."""
+    branches = Branches()
+    branches.spoke([USER], [1, 2], SAID, [3, 4], [])
+    return branches
+
+
+def test_nothing_is_known_at_first() -> None:
+    """No ids, no messages."""
+    assert Branches().match([USER], []) == Match([], 0, asking=False, current=False)
+
+
+def test_a_conversation_that_goes_on() -> None:
+    """P6: the exact ids that were given and made; the new message alone is to be encoded."""
+    assert spoken().match([USER, SAID, OTHER], []) == Match([1, 2, 3, 4], 2, asking=False, current=True)
+
+
+def test_the_same_request_again() -> None:
+    """It is given the same ids, and nothing is added: what was made before is another branch."""
+    branches = spoken()
+    assert branches.match([USER], []) == Match([1, 2], 1, asking=True, current=False)
+    branches.spoke([USER], [1, 2], {**SAID, "content": "y"}, [5], [])
+    assert len(branches) == 2
+    assert branches.match([USER, SAID, OTHER], []) == Match([1, 2, 3, 4], 2, asking=False, current=False)
+
+
+def test_what_was_rewritten_is_not_gone_on_from() -> None:
+    """Other words in the model's mouth, or other tools: nothing is known."""
+    nothing = Match([], 0, asking=False, current=False)
+    assert spoken().match([USER, {**SAID, "content": "z"}, OTHER], []) == nothing
+    assert spoken().match([USER, SAID, OTHER], TOOLS) == nothing
+
+
+def test_two_conversations_by_turns() -> None:
+    """P6: each goes on from its own ids; the one spoken in last is the current one."""
+    branches = spoken()
+    branches.spoke([OTHER], [9], SAID, [8], [])
+    assert branches.match([OTHER, SAID, USER], []) == Match([9, 8], 2, asking=False, current=True)
+    assert branches.match([USER, SAID, OTHER], []) == Match([1, 2, 3, 4], 2, asking=False, current=False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=12))
+def test_ids_are_those_that_were_there(history: list[tuple[int, int]]) -> None:
+    """P6: whatever is asked, what is found was given and made for exactly these messages."""
+    branches, known = Branches(), defaultdict[str, list[list[int]]](list)
+    for serial, (who, drop) in enumerate(history, 1):
+        longest = max(known, key=len, default="")
+        messages = [*map(_message, longest), _message("abc"[who])]
+        messages = messages[: max(1, len(messages) - drop)]
+        found = branches.match(messages, [])
+        text = "".join(_letter(message) for message in messages)
+        if found.known:
+            assert found.ids in known[text[: found.known]]
+        prefix = found.ids if found.asking else [*found.ids, serial * 10]
+        said = {"role": "assistant", "content": str(serial)}
+        branches.spoke(messages, prefix, said, [serial * 10 + 1], [])
+        known[text].append(prefix)
+        known[text + chr(0x100 + serial)].append([*prefix, serial * 10 + 1])
+
+
+def _message(letter: str) -> dict[str, Any]:
+    if letter in "abc":
+        return {"role": "user", "content": letter}
+    return {"role": "assistant", "content": str(ord(letter) - 0x100)}
+
+
+def _letter(message: dict[str, Any]) -> str:
+    return message["content"] if message["role"] == "user" else chr(0x100 + int(message["content"]))

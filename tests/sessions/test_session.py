@@ -1,0 +1,121 @@
+"""Turns of a session: the ids are ours, whatever the client sends back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout_svc.chat_template import ChatTemplate
+from rollout_svc.errors import NotNow, SampleFailure
+from rollout_svc.sessions.exchange import Asked
+from rollout_svc.sessions.session import Session
+from rollout_svc.tokens import ByteTokenizer
+from tests.support.caller import Table, answer
+from tests.support.virtual import virtual
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }};{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+MORE: dict[str, Any] = {"role": "user", "content": "on"}
+ASKED = list(b"<u>hi;<a>")
+
+
+def begin(table: Table, hold_s: float = 1.0) -> Session:
+    """Make a session of the table's sample."""
+    table.tokenizer = ByteTokenizer(ChatTemplate(TEMPLATE, {}).render)
+    return Session("s", "key", table.sample, table.context(), form="hermes", hold_s=hold_s)
+
+
+def words(text: str, finish: Any = "stop") -> Any:
+    """An engine's answer, in bytes."""
+    return answer(list(text.encode()), finish)
+
+
+@virtual
+async def test_turns_grow_by_exact_ids() -> None:
+    """P6: the second prompt is the first one, what was made, and the new message; the sample is all of it."""
+    table = Table(words("yo"), words("ok"), on_pause="park")
+    session = begin(table)
+    first = await session.turn(Asked((USER,)))
+    assert (first.said.content, first.end, first.prompt_tokens, first.completion_tokens) == (
+        "yo",
+        "stop",
+        len(ASKED),
+        2,
+    )
+    await session.turn(Asked((USER, first.said.as_message(), MORE)))
+    prefix = [*ASKED, *b"yo", *b";<u>on;<a>"]
+    assert [asked for asked, _ in table.asks()] == [ASKED, prefix]
+    sample = table.sample
+    assert sample.prompt_ids + sample.response_ids == [*prefix, *b"ok"]
+    assert sample.loss_mask == [1] * 2 + [0] * len(b";<u>on;<a>") + [1] * 2
+    assert sample.earlier == []
+
+
+@virtual
+async def test_a_rewritten_history_begins_another_training_segment() -> None:
+    """P6: with the reason; what was said before is kept as it was."""
+    table = Table(words("yo"), words("ok"), on_pause="park")
+    session = begin(table)
+    await session.turn(Asked((USER,)))
+    await session.turn(Asked((USER, {"role": "assistant", "content": "YO"}, MORE)))
+    [earlier] = table.sample.earlier
+    assert (earlier["response_ids"], earlier["reason"]) == (list(b"yo"), "another_conversation")
+    assert table.sample.prompt_ids == list(b"<u>hi;<a>YO;<u>on;<a>")
+
+
+@virtual
+async def test_a_turn_that_nobody_waits_for_leaves_nothing() -> None:
+    """P15: the client goes; its tokens and its message are forgotten, and asked again it is as if it never was."""
+
+    async def never() -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    table = Table(words("yo"), never, words("ok"), on_pause="park")
+    session = begin(table)
+    said = (await session.turn(Asked((USER,)))).said.as_message()
+    going = asyncio.create_task(session.turn(Asked((USER, said, MORE))))
+    await asyncio.sleep(0.1)
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)
+    assert table.sample.response_ids == list(b"yo")
+    await session.turn(Asked((USER, said, MORE)))
+    assert table.asks()[1] == table.asks()[2]
+    assert table.sample.earlier == []
+
+
+@virtual
+async def test_a_turn_waits_for_the_gate_and_is_refused_in_time() -> None:
+    """P15: 503 and when to ask again after `hold_s`; one that a pause cuts is whole when it is answered."""
+    table = Table(words("yo", "abort"), words("!"), on_pause="park")
+    session = begin(table)
+    table.withdraw()
+    with pytest.raises(NotNow, match="paused"):
+        await session.turn(Asked((USER,)))
+    table.gate.open(["train"])
+    assert (await session.turn(Asked((USER,)))).said.content == "yo!"
+
+
+@virtual
+async def test_a_client_may_ask_for_less() -> None:
+    """Fewer tokens, more stops; the task's own settings are what is trained with."""
+    table = Table(words("y", "length"), max_tokens=10, on_pause="park")
+    session = begin(table)
+    turn = await session.turn(Asked((USER,), max_tokens=1, temperature=0.0, stop=("\n",)))
+    [asked] = table.caller.asked
+    assert (asked.max_tokens, asked.sampling.temperature, asked.sampling.stop) == (1, 1.0, ("\n",))
+    assert turn.end == "length"
+
+
+@virtual
+async def test_a_session_whose_sample_was_taken_is_over() -> None:
+    """P5: it makes no more turns, and takes no reward."""
+    table = Table(on_pause="park")
+    session = begin(table)
+    table.hand_back()
+    assert session.over
+    with pytest.raises(SampleFailure, match="over"):
+        session.report(1.0)

@@ -1,0 +1,93 @@
+"""A conversation's ids only grow: what a message adds is what the template writes after the model's own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_svc.chat_template import ChatTemplate
+from rollout_svc.conversation import added_ids, is_continuation
+from rollout_svc.errors import ConfigError, SampleFailure
+from rollout_svc.tokens import ByteTokenizer
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+THINKING = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content.split('</think>')[-1].strip() if m.role == 'assistant' and not loop.last else m.content }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+USER = {"role": "user", "content": "1 + 1 = ?"}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+TOOL = {"role": "tool", "content": "2"}
+
+
+def tokenizer(template: str) -> ByteTokenizer:
+    """The bytes, with a template."""
+    return ByteTokenizer(ChatTemplate(template, {}).render)
+
+
+def added(template: str, before: list[Any], new: list[Any], last_id: int | None = None) -> str:
+    """What is added, as text."""
+    return bytes(added_ids(tokenizer(template), before, new, last_id)).decode()
+
+
+@pytest.mark.parametrize("template", [CHATML, THINKING])
+@pytest.mark.parametrize("words", ["2", "<think>one and one</think> 2", ""])
+def test_what_a_message_adds(template: str, words: str) -> None:
+    """P6: the end of the model's turn, the messages, and the beginning of its next; nothing of what it said."""
+    before = [USER, {"role": "assistant", "content": words}]
+    assert (
+        added(template, before, [{"role": "user", "content": "sure?"}])
+        == "<|end|>\n<|user|>sure?<|end|>\n<|assistant|>"
+    )
+
+
+def test_what_a_tool_answers_adds() -> None:
+    """A call that the template writes in its own way is not written again."""
+    assert added(CHATML, [USER, CALL], [TOOL]) == "<|end|>\n<|tool|>2<|end|>\n<|assistant|>"
+
+
+def test_the_end_of_a_turn_is_not_written_twice() -> None:
+    """The model ended its turn by itself: the first id of what follows is there already."""
+    before = [USER, {"role": "assistant", "content": "2"}]
+    assert added(CHATML, before, [USER], last_id=ord("<")).startswith("|end|>\n")
+    assert added(CHATML, before, [USER], last_id=ord("2")).startswith("<|end|>\n")
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), min_size=1, max_size=4))
+def test_ids_grow_to_what_the_template_would_have_written(turns: list[str]) -> None:
+    """Where the model's text encodes to what it made, growing gives the ids of the whole conversation at once."""
+    backend = tokenizer(CHATML)
+    messages: list[Any] = [USER]
+    ids = backend.apply_chat_template(messages)
+    for words in turns:
+        messages.append({"role": "assistant", "content": words})
+        ids = ids + backend.encode(words)
+        ids = ids + added_ids(backend, messages, [USER], ids[-1] if words.endswith("\0") else None)
+        messages.append(USER)
+    assert ids == backend.apply_chat_template(messages)
+
+
+def test_a_template_that_cannot_grow_is_refused() -> None:
+    """One that writes how many messages there are, and one that does not write what is said."""
+    before = [USER, {"role": "assistant", "content": "2"}]
+    with pytest.raises(SampleFailure, match="otherwise when more is said"):
+        added("{% for m in messages %}{{ m.content }}{{ messages | length }}{% endfor %}", before, [USER])
+    with pytest.raises(SampleFailure, match="does not write what an assistant says"):
+        added("{{ messages | length }}", before, [USER])
+    with pytest.raises(ConfigError):
+        added_ids(ByteTokenizer(), before, [USER], None)
+
+
+def test_a_continuation() -> None:
+    """All that was said, unchanged, and more."""
+    assert is_continuation([USER, CALL], [USER, CALL, TOOL])
+    assert not is_continuation([USER, CALL], [USER, CALL])
+    assert not is_continuation([USER, CALL], [CALL, USER, TOOL])
