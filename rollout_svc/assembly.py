@@ -43,6 +43,7 @@ from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime, make_runtimes
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
+from rollout_svc.sessions.registry import Sessions
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tensors import Handles, Store
@@ -106,6 +107,7 @@ class Parts:
     batches: Batches
     evaluations: Evaluations
     checkpoints: Checkpoints
+    sessions: Sessions
 
     async def abandon(self) -> None:
         """Close what is open of parts that nobody has used."""
@@ -182,9 +184,11 @@ def assemble(
     outside: Outside,
     storage: Storage,
     store: Store,
+    address: Callable[[], str | None] = lambda: None,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
     ground = _Ground(prepared.config, bus, rng, on_death, outside, storage, store)
+    ground.sessions.address = address
     fleet = _FleetParts(ground)
     work = _WorkParts(ground, fleet, prepared)
     stop = _StopParts(ground, fleet, work)
@@ -237,6 +241,7 @@ def assemble(
         batches=batches,
         evaluations=work.evaluations,
         checkpoints=checkpoints,
+        sessions=ground.sessions,
     )
 
 
@@ -257,6 +262,7 @@ class _Ground:
         self.gate = Gate(is_open=False)
         self.signals = GateSignals(self.gate)
         self.tasks = TaskOwner(on_death)
+        self.sessions = Sessions(config.sessions, tasks=self.tasks, gate=self.gate)
         self.transport = outside.transport()
         self.storage = storage
         self.processes = outside.processes()
@@ -337,6 +343,7 @@ class _WorkParts:
             trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
             processes=ground.processes,
+            sessions=ground.sessions,
             experts=ground.config.experts.enabled,
         )
         self.droughts = Droughts(prepared.runtimes, ground.bus)

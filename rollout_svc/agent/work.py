@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from rollout_svc.errors import SampleFailure
@@ -48,6 +48,17 @@ class Work:
     def on_end(self, cleanup: CleanUp) -> None:
         """Have something cleaned up when the loop has ended, however it did; the last one first."""
         self._cleanups.append(cleanup)
+
+    def start(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run the agent's own coroutine beside its loop; it is cancelled when the loop ends."""
+        task = self._tasks.spawn(f"{name}:{self._name}", coroutine, handled=True)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.wait({task})
+
+        self.on_end(end)
+        return task
 
     async def call(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> Any:
         """Call a method of a plugin in a process that is killed when this is cancelled, or takes too long.
