@@ -142,8 +142,10 @@ class SessionAgent:
         if not process.gone.done() or session.ended.done():
             return
         if (code := process.gone.result()) != 0:
-            said = (await launcher.last_words(log))[-_LAST_CHARS:]
-            raise SampleFailure("agent_error", f"it {how_it_ended(code)}: {said or 'it said nothing'}")
+            # The last line says most, and what is shown of a long message is its beginning.
+            before, _, last = (await launcher.last_words(log))[-_LAST_CHARS:].rpartition("\n")
+            said = f"{last}\nbefore that: {before}" if before else last or "it said nothing"
+            raise SampleFailure("agent_error", f"it {how_it_ended(code)}: {said}")
 
     def _environment(self, session: Session, sessions: Sessions) -> dict[str, str]:
         told = sessions.describe(session)

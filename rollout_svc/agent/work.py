@@ -22,6 +22,7 @@ __all__ = ["CLEANUP_S", "Work"]
 
 CLEANUP_S: Final = 10.0
 """Seconds for each clean-up."""
+_LINGER_S: Final = 0.5  # seconds that the agent's own coroutine has after each of its two cancellations
 
 CleanUp = Callable[[], Awaitable[object]]
 
@@ -50,12 +51,13 @@ class Work:
         self._cleanups.append(cleanup)
 
     def start(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run the agent's own coroutine beside its loop; it is cancelled when the loop ends."""
+        """Run the agent's own coroutine beside its loop; it is cancelled when the loop ends, twice if need be."""
         task = self._tasks.spawn(f"{name}:{self._name}", coroutine, handled=True)
 
         async def end() -> None:
-            task.cancel()
-            await asyncio.wait({task})
+            for _ in range(2):  # the first may be swallowed; what swallows both is named when the service stops
+                task.cancel()
+                await asyncio.wait({task}, timeout=_LINGER_S)
 
         self.on_end(end)
         return task

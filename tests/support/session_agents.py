@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-__all__ = ["ask", "ask_twice", "break_down", "hang", "hold_on", "leave_children", "wants_too_much"]
+__all__ = ["ask", "ask_twice", "break_down", "break_down_inside", "hang", "hold_on", "leave_children", "wants_too_much"]
 
 
 def ask(base_url: str, api_key: str, prompt: Any) -> None:
@@ -42,15 +42,22 @@ def break_down(sample_id: str) -> None:
     raise ValueError(f"no idea what {sample_id} is")
 
 
+async def break_down_inside() -> None:
+    """Fail, in a coroutine."""
+    await asyncio.sleep(0)
+    raise RuntimeError("inside")
+
+
 async def hang() -> None:
-    """Return never, and do not go when told."""
+    """Return never, and swallow the first cancellation."""
+    swallowed = False
     while True:
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
-            if os.environ.get("ROLLOUT_TEST_LET_GO"):
+            if swallowed:
                 raise
-            os.environ["ROLLOUT_TEST_LET_GO"] = "1"
+            swallowed = True
 
 
 def hold_on() -> None:
