@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from rollout_svc.errors import ConfigError
+from rollout_svc.observe.metrics import Metrics
 from rollout_svc.rpc import session_calls
 from rollout_svc.sessions import registry
 from tests.support.fake_sglang import FakeSGLang, Reply, Status
@@ -228,3 +229,27 @@ async def test_without_http_a_session_task_is_refused_before_anything_is_generat
         with pytest.raises(ConfigError, match=r"tasks\.0\.agent: .*service\.public_url"):
             await made.service.ready()
         assert not engine.requests
+
+
+async def test_who_is_stuck_in_a_session_is_told_with_where() -> None:
+    """P22: a client that is silent, a turn at the gate, a turn at an engine; figures in status and metrics."""
+    async with session_site(3) as site:
+        made, metrics = site.stage, Metrics(site.stage.service.bus, site.stage.service.status)
+        silent, at_engine, at_gate = [await site.taken() for _ in range(3)]
+        calls = [made.start(at_engine.chat(HI))]
+        await site.engine.wait_running(1)
+        told = made.service.stuck(0)
+        assert told["counts"] == {"parked": 2, "generating": 1}
+        await made.pause()
+        calls.append(made.start(at_gate.chat(HI)))
+        await made.until(lambda: site.figures["turns_under_way"] == 2)
+        told = made.service.stuck(0)
+        assert sorted(sample["at"] for sample in told["samples"]) == ["client", "gate", "gate"]
+        assert any("may_speak" in link for sample in told["samples"] for link in sample["awaits"])
+        assert (site.figures["open"], site.figures["waiting_for_agent"]) == (3, 0)
+        assert b'rollout_sessions{what="turns_under_way"} 2.0' in metrics.render()[0]
+        await made.resume()
+        await site.engine.wait_running(2)
+        site.engine.release(tokens=ids("yo"))
+        assert [status for status, _ in await asyncio.gather(*calls)] == [200, 200]
+        assert silent.session_id
