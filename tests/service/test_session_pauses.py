@@ -65,7 +65,7 @@ async def test_a_client_that_leaves_during_a_pause_leaves_nothing() -> None:
         await site.stage.pause()
         going.cancel()
         await asyncio.gather(going, return_exceptions=True)
-        await site.stage.until(lambda: site.figures["cancelled_turns"] == 1)
+        await site.until(cancelled_turns=1)
         await site.stage.resume()
         assert not site.engine.live
         again = site.stage.start(client.say("hi"))
@@ -101,7 +101,7 @@ async def test_stopping_ends_every_session() -> None:
         await site.engine.wait_running(1)
         await site.stage.pause()
         calls.append(site.stage.start(at_gate.chat(HI)))
-        await site.stage.until(lambda: site.figures["turns_under_way"] == 2)
+        await site.until(turns_under_way=2)
         await site.stage.service.stop()
         assert [status for status, _ in await asyncio.gather(*calls)] == [410, 410]
 

@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_takes_its_turn_with_it() -> None:
             going.cancel()
             await asyncio.gather(going, return_exceptions=True)
             await site.engine.wait_idle()
-        await site.stage.until(lambda: site.figures["cancelled_turns"] == 2)
+        await site.until(cancelled_turns=2)
         site.engine.answer = lambda _: Reply(tokens=ids("yo"))
         assert await client.say("hi") == "yo"
         assert [call.prompt_ids for call in site.engine.requests] == [ids("<u>hi;<a>")] * 3
@@ -242,7 +242,7 @@ async def test_who_is_stuck_in_a_session_is_told_with_where() -> None:
         assert told["counts"] == {"parked": 2, "generating": 1}
         await made.pause()
         calls.append(made.start(at_gate.chat(HI)))
-        await made.until(lambda: site.figures["turns_under_way"] == 2)
+        await site.until(turns_under_way=2)
         told = made.service.stuck(0)
         assert sorted(sample["at"] for sample in told["samples"]) == ["client", "gate", "gate"]
         assert any("may_speak" in link for sample in told["samples"] for link in sample["awaits"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -96,6 +97,15 @@ class Site:
     def client(self) -> Client:
         """Someone with the service's token, where there is one."""
         return Client(self.http, self.url, self.stage.service.config.service.token)
+
+    async def until(self, **figures: int) -> None:
+        """Wait until `status` tells these; nobody rings for them, so it looks again and again."""
+        for _ in range(2000):
+            told = self.figures
+            if all(told[name] == number for name, number in figures.items()):
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"not {figures}: {self.figures}")
 
     async def taken(self) -> Client:
         """Someone who took a session."""
