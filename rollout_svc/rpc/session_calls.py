@@ -31,7 +31,6 @@ from rollout_svc.sessions.session import Session
 __all__ = ["chat_completions", "end_session", "messages", "models", "open_session", "report_reward"]
 
 _WARM_S: Final = 5.0  # seconds between two comments in a stream whose answer is not there yet; proxies wait for 60
-_LEAVE_S: Final = 10.0  # seconds that a turn whose client left has to end: it ends at once
 
 
 class _Shape(NamedTuple):
@@ -147,8 +146,7 @@ async def _turn(
                 await response.write(b": the model is at it\n\n")
     finally:
         if not turn.done():
-            turn.cancel()
-            await asyncio.wait({turn}, timeout=_LEAVE_S)
+            await sessions.leave(session, turn)
     try:
         answer = sessions.outcome(turn)
     except (ServiceError, SampleFailure) as error:

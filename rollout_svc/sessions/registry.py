@@ -254,6 +254,13 @@ class Sessions:
         return answer
 
     @staticmethod
+    async def leave(session: Session, turn: asyncio.Task[Answer]) -> None:
+        """Give up a turn that nobody waits for; one that is whole already is read to its end, which takes no time."""
+        if session.telling is not turn:
+            turn.cancel()
+        await asyncio.wait({turn}, timeout=CLEANUP_S)
+
+    @staticmethod
     def outcome(turn: asyncio.Task[Answer]) -> Answer:
         """What a turn that is done came to; raises what it raised, and Gone where its session ended it."""
         if turn.cancelled():

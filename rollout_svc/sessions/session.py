@@ -43,6 +43,7 @@ class Session:
         elsewhere: its agent lives elsewhere.
         offered: it waits for such a one.
         last_used: loop time.
+        telling: the task of a turn that is whole, and is about to be told.
         speaking: turns that the engine works on: those still to come may yet be refused.
         quiet_s: seconds, pauses left out, since anybody asked for anything.
         taken_s: seconds, pauses left out, since its agent began.
@@ -82,6 +83,7 @@ class Session:
         self.elsewhere = False
         self.offered = False
         self.last_used = asyncio.get_running_loop().time()
+        self.telling: asyncio.Task[object] | None = None
         self.speaking = 0
         self.quiet_s = 0.0
         self.taken_s = 0.0
@@ -144,6 +146,7 @@ class Session:
                 raise
             finally:
                 self.speaking -= 1
+            self.telling = asyncio.current_task()
             said = read_said(await self._context.words.text(turn.ids), self.turns, self._form)
             self._branches.spoke(asked.messages, prefix, said.as_message(), turn.ids, asked.tools)
             self.turns += 1
@@ -157,7 +160,9 @@ class Session:
         found = self._branches.match(asked.messages, asked.tools)
         added = await self._added(asked, found)
         prefix = found.ids + added
-        if found.current:
+        # A turn that was whole, and whose client left before it was read, is in the sample and in nobody's words.
+        untold = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
+        if found.current and not untold:
             self._context.append(added)
         elif prefix != self.sample.prefix_ids():
             self._context.begin_again(prefix, self._reason(found, asked))
