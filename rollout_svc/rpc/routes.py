@@ -62,7 +62,7 @@ class Route:
 _ALIVE: Final = ("failed", "stopping")  # of a 503: refused by a service that is not there any more
 _RUNNING: Final = (*_ALIVE, "starting")  # of a 503: needs the engines
 _SESSION: Final = {404: ("not_found",), 410: ("session_over",)}
-_TURN: Final = {**_SESSION, 502: ("invalid_response",), 503: ("paused", "starting")}
+_TURN: Final = {**_SESSION, 422: ("invalid_response",), 503: ("paused", "starting")}
 _TICKETS: Final = ("stale_ticket",)
 
 ROUTES: Final = (

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import orjson
+import structlog
 from aiohttp import web
 
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, SampleFailure, ServiceError, Unauthorized
@@ -25,6 +27,7 @@ from rollout_svc.rpc.envelope import json_answer
 from rollout_svc.rpc.reading import read_body
 from rollout_svc.sessions import anthropic, openai
 from rollout_svc.sessions.exchange import Answer, Asked
+from rollout_svc.sessions.refusals import headers
 from rollout_svc.sessions.registry import Sessions
 from rollout_svc.sessions.session import Session
 
@@ -33,19 +36,26 @@ __all__ = ["chat_completions", "end_session", "messages", "models", "open_sessio
 _WARM_S: Final = 5.0  # seconds between two comments in a stream whose answer is not there yet; proxies wait for 60
 
 
+_log = structlog.get_logger("rpc")
+_MODEL: Final = "policy"  # a client may name any
+
+
 class _Shape(NamedTuple):
     """How an API writes things."""
 
     read: Callable[[Any], Asked]
     write: Callable[[Answer, Asked], dict[str, Any]]
     stream: Callable[[Answer, Asked], Iterator[bytes]]
-    error: Callable[[ServiceError | SampleFailure], tuple[int, dict[str, Any]]]
+    error: Callable[[BaseException], tuple[int, dict[str, Any]]]
+    models: Callable[[str], dict[str, Any]]
 
 
-_OPENAI: Final = _Shape(openai.read_request, openai.write_answer, openai.stream_answer, openai.write_error)
-_ANTHROPIC: Final = _Shape(
-    anthropic.read_request, anthropic.write_answer, anthropic.stream_answer, anthropic.write_error
-)
+def _shape_of(api: ModuleType) -> _Shape:
+    return _Shape(api.read_request, api.write_answer, api.stream_answer, api.write_error, api.write_models)
+
+
+_OPENAI: Final = _shape_of(openai)
+_ANTHROPIC: Final = _shape_of(anthropic)
 
 
 async def open_session(site: Site, body: bodies.OpenSession) -> dict[str, Any]:
@@ -74,13 +84,13 @@ async def messages(site: Site, request: web.Request, session_id: str) -> web.Str
 
 
 async def models(site: Site, request: web.Request, session_id: str) -> web.StreamResponse:
-    """The model of a session, as OpenAI lists them."""
+    """The model of a session, as the API lists it whose client asks."""
+    shape = _ANTHROPIC if "anthropic-version" in request.headers else _OPENAI
     try:
         _find(site, request, session_id)
     except ServiceError as error:
-        return _refused(error, _OPENAI)
-    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "rollout_svc"}
-    return json_answer({"object": "list", "data": [model]})
+        return _refused(error, shape)
+    return json_answer(shape.models(_MODEL))
 
 
 async def report_reward(site: Site, request: web.Request, session_id: str) -> web.StreamResponse:
@@ -149,9 +159,11 @@ async def _turn(
             await sessions.leave(session, turn)
     try:
         answer = sessions.outcome(turn)
-    except (ServiceError, SampleFailure) as error:
+    except Exception as error:
         if response is None:
             raise
+        if not isinstance(error, ServiceError | SampleFailure):
+            _log.exception("rpc.bug", path=request.path)
         await response.write(b"event: error\ndata: " + orjson.dumps(shape.error(error)[1]) + b"\n\n")
         return response
     if not asked.stream:
@@ -170,5 +182,4 @@ async def _begin_stream(request: web.Request) -> web.StreamResponse:
 
 def _refused(error: ServiceError | SampleFailure, shape: _Shape) -> web.Response:
     status, body = shape.error(error)
-    headers = {"Retry-After": f"{error.retry_after_s:g}"} if isinstance(error, NotNow) else None
-    return json_answer(body, status, headers)
+    return json_answer(body, status, headers(error))

@@ -110,7 +110,7 @@ async def test_a_turn_waits_for_the_end_of_a_pause_or_is_refused_in_time() -> No
         assert (report.clean, len(report.parked)) == (True, 1)
         for stream in (False, True):
             status, answer = await client.chat(HI, stream=stream)
-            assert (status, answer["error"]["type"], client.retry_after) == (503, "paused", "1")
+            assert (status, answer["error"]["code"], client.retry_after) == (503, "paused", "1")
         assert not site.engine.requests
         await site.stage.resume()
         assert await client.say("hi") == "yo"
