@@ -59,6 +59,8 @@ class JudgedSample:
     ground_truth: Any
     meta: dict[str, Any]
     finish_reason: FinishReason | None
+    reported: float | None = None
+    """The reward that its session's agent reported; None: none did."""
 
 
 class ProcessRunner(Protocol):

@@ -100,9 +100,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def soon(holds: Callable[[], bool]) -> bool:
-    """Whether something that nobody tells of happens within ten seconds."""
-    for _ in range(1000):
+async def soon(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something that nobody tells of happens in time."""
+    for _ in range(int(seconds * 100)):
         if holds():
             return True
         await asyncio.sleep(0.01)

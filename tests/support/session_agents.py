@@ -15,7 +15,17 @@ from typing import Any
 
 import aiohttp
 
-__all__ = ["ask", "ask_twice", "break_down", "break_down_inside", "hang", "hold_on", "leave_children", "wants_too_much"]
+__all__ = [
+    "ask",
+    "ask_twice",
+    "break_down",
+    "break_down_inside",
+    "hang",
+    "hold_on",
+    "leave_children",
+    "settle",
+    "wants_too_much",
+]
 
 
 def ask(base_url: str, api_key: str, prompt: Any) -> None:
@@ -70,12 +80,19 @@ def wants_too_much(base_url: str, budget: int) -> None:
 
 
 def leave_children(prompt: Any) -> None:
-    """Ignore a request to stop, start another that does so too, say both numbers, and return never."""
+    """Ignore a request to stop, start another that does so too in a session of its own, and return never."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import signal,time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"],
-        start_new_session=True,
-    )
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"
+    _stay(prompt, subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True))
+
+
+def settle(prompt: Any) -> None:
+    """Start another that sleeps, and return never."""
+    _stay(prompt, subprocess.Popen(["sleep", "3600"]))
+
+
+def _stay(prompt: Any, child: subprocess.Popen[bytes]) -> None:
+    """Write both numbers where the prompt says."""
     note = Path(prompt[0]["content"])
     note.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
     note.with_suffix(".part").rename(note)
