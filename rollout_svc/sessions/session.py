@@ -133,9 +133,10 @@ class Session:
             StaleAttempt: the sample was taken back meanwhile: this session is over.
         """
         self._used()
+        until = asyncio.get_running_loop().time() + self._hold_s
+        await self._wait_to_speak(until)  # each turn for itself: one behind another waits no longer
         async with self._speaking:
-            if not await self._context.may_speak(self._hold_s):
-                raise NotNow("paused", "the stage is paused", retry_after_s=_RETRY_S)
+            await self._wait_to_speak(until)
             prefix = await self._prepare(asked)
             self.speaking += 1
             try:
@@ -154,6 +155,10 @@ class Session:
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
             return Answer(answer_id, said, end, len(prefix), len(turn.ids))
+
+    async def _wait_to_speak(self, until: float) -> None:
+        if not await self._context.may_speak(max(0.0, until - asyncio.get_running_loop().time())):
+            raise NotNow("paused", "the stage is paused", retry_after_s=_RETRY_S)
 
     async def _prepare(self, asked: Asked) -> list[int]:
         """Have the sample end where the model is to speak; the ids up to there."""

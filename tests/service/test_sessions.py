@@ -102,8 +102,9 @@ async def test_a_client_that_leaves_takes_its_turn_with_it() -> None:
         assert "earlier_segments" not in group["samples"][0]
 
 
-async def test_a_turn_waits_for_the_end_of_a_pause_or_is_refused_in_time() -> None:
+async def test_a_turn_waits_for_the_end_of_a_pause_or_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """P15: 503 with Retry-After after `hold_s`, in a stream too; the agent is parked, and the pause clean."""
+    monkeypatch.setattr(session_calls, "_WARM_S", 0.02)
     async with session_site(sessions={"hold_s": 0.1}) as site:
         site.engine.answer = lambda _: Reply(tokens=ids("yo"))
         client = await site.taken()

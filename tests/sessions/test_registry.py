@@ -185,3 +185,24 @@ async def test_a_turn_that_is_whole_is_read_although_its_client_left() -> None:
     assert bytes(made.caller.asked[-1].input_ids).decode() == "<u>hi;<a>yo;<u>on;<a>"
     assert made.sample.prompt_ids + made.sample.response_ids == list(b"<u>hi;<a>yo;<u>on;<a>hm")
     await sessions.close(session)
+
+
+@virtual
+async def test_turns_that_a_pause_holds_wait_side_by_side() -> None:
+    """P15: three at once, and each is refused after `hold_s`; nothing of them is left."""
+    made = table(answer(list(b"yo")))
+    sessions = room(made, hold_s=1.0)
+    session = await sessions.open(made.sample, made.context())
+    made.withdraw()
+    began = asyncio.get_running_loop().time()
+    turns = [sessions.begin(session, ASKED) for _ in range(3)]
+    await asyncio.wait(turns)
+    assert asyncio.get_running_loop().time() - began < 1.1
+    for turn in turns:
+        with pytest.raises(NotNow, match="paused"):
+            sessions.outcome(turn)
+    made.gate.open(["train"])
+    last = sessions.begin(session, ASKED)
+    await asyncio.wait({last})
+    assert sessions.outcome(last).said.content == "yo"
+    await sessions.close(session)
