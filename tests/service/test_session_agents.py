@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from rollout_agents import session
+from rollout_svc.agent import work
 from rollout_svc.errors import ConfigError
 from rollout_svc.service import RolloutService
 from rollout_svc.sessions import registry
@@ -25,6 +27,8 @@ ONCE = {"max_attempts": 1}
 @pytest.fixture(autouse=True)
 def _pace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_LOOK_S", 0.02)
+    monkeypatch.setattr(work, "_LINGER_S", 0.05)
+    monkeypatch.setattr(session, "_END_S", 1.0)  # all of it is kept for the kill
 
 
 def shell(script: str) -> dict[str, Any]:

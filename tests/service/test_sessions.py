@@ -255,3 +255,16 @@ async def test_who_is_stuck_in_a_session_is_told_with_where() -> None:
         site.engine.release(tokens=ids("yo"))
         assert [status for status, _ in await asyncio.gather(*calls)] == [200, 200]
         assert silent.session_id
+
+
+async def test_an_evaluation_is_answered_by_agents_too() -> None:
+    """P15: sessions of lane `eval`, which a pause of training leaves alone."""
+    async with session_site(0) as site:
+        site.engine.answer = lambda _: Reply(tokens=ids("yo"))
+        await site.stage.pause(lanes=("train",))
+        asking = site.stage.start(site.stage.evaluate([{"messages": [HI]}]))
+        client = await site.taken()
+        assert await client.say("hi") == "yo"
+        await client.end()
+        [sample] = await asking
+        assert sample["response"] == "yo"
