@@ -59,8 +59,6 @@ class JudgedSample:
     ground_truth: Any
     meta: dict[str, Any]
     finish_reason: FinishReason | None
-    reported: float | None = None
-    """The reward that its session's agent reported; None: none did."""
 
 
 class ProcessRunner(Protocol):

@@ -374,7 +374,6 @@ class GroupRun:
             ground_truth=prompt.ground_truth,
             meta=prompt.meta,
             finish_reason=sample.finish_reason,
-            reported=sample.meta.get("reported_reward"),
         )
 
     # -- what can go wrong -----------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ async def test_an_agent_elsewhere_has_its_turns_and_a_sample_comes_of_them() -> 
         assert sample["response_ids"] == ids("yo;<u>on;<a>ok")
         assert sample["loss_mask"] == [1] * 2 + [0] * len(";<u>on;<a>") + [1] * 2
         assert sample["meta"]["reported_reward"] == 0.25
-        assert [judged.reported for judged in site.stage.judge.seen] == [0.25]
         assert (await client.chat(HI))[0] == 410
         assert (site.figures["open"], site.figures["turns"]) == (0, 2)
 
