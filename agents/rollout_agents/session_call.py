@@ -5,6 +5,7 @@ Invariant: what it is given comes by the environment; an error of its own ends t
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
@@ -53,7 +54,9 @@ def _main(target: str) -> int:
         call: Any = importlib.import_module(module)
         for part in attr.split("."):
             call = getattr(call, part)
-        call(**bound(call, given))
+        made = call(**bound(call, given))
+        if inspect.iscoroutine(made):  # of a callable that does not say so
+            asyncio.run(made)
     except Exception as error:  # noqa: BLE001 - the agent's own: told, and the process ends
         traceback.print_exc()
         [*_, last] = traceback.extract_tb(error.__traceback__)

@@ -52,7 +52,7 @@ class Work:
 
     def start(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run the agent's own coroutine beside its loop; it is cancelled when the loop ends, twice if need be."""
-        task = self._tasks.spawn(f"{name}:{self._name}", coroutine, handled=True)
+        task = self._tasks.spawn(f"{name}:{self._name}", _awaited(coroutine), handled=True)
 
         async def end() -> None:
             for _ in range(2):  # the first may be swallowed; what swallows both is named when the service stops
@@ -86,3 +86,11 @@ class Work:
                     await cleanup()
             except Exception as error:  # noqa: BLE001 - the agent's own code; the others are to be cleaned up all the same
                 self.failed.append(f"{type(error).__name__}: {error}")
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    """Await what may call `exit`, which would end the whole service."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"it called exit({error})") from error

@@ -74,8 +74,9 @@ async def test_an_agent_is_run_with_its_base_url_and_key(agent: dict[str, Any], 
         (shell("import os; os.kill(os.getpid(), 9)"), ["was ended by SIGKILL"]),
         (shell("0"), ["the agent returned without a turn"]),
         ({"call": f"{AGENTS}:break_down_inside"}, ["RuntimeError: inside", "session_agents.py:"]),
+        ({"call": f"{AGENTS}:leave"}, ["it called exit(4)"]),
     ],
-    ids=["sync", "command", "killed", "idle", "async"],
+    ids=["sync", "command", "killed", "idle", "async", "exits"],
 )
 async def test_an_agent_that_fails_fails_its_sample_with_its_last_words(agent: dict[str, Any], said: list[str]) -> None:
     """P2: `agent_error`, with how it ended and what it said; nothing else notices."""

@@ -22,6 +22,7 @@ __all__ = [
     "break_down_inside",
     "hang",
     "hold_on",
+    "leave",
     "leave_children",
     "settle",
     "wants_too_much",
@@ -56,6 +57,12 @@ async def break_down_inside() -> None:
     """Fail, in a coroutine."""
     await asyncio.sleep(0)
     raise RuntimeError("inside")
+
+
+async def leave() -> None:
+    """Exit, as scripts do."""
+    await asyncio.sleep(0)
+    sys.exit(4)
 
 
 async def hang() -> None:
