@@ -18,6 +18,7 @@
         ├── Unauthorized 401    the token is missing or wrong
         ├── NotFound     404
         ├── Conflict     409    right request, wrong state
+        ├── Gone         410    it was there, and is over
         └── NotNow       503    may work later; says why and when to retry
 
 Foreign exceptions are mapped at the boundary that met them; nothing above a boundary sees an aiohttp error.
@@ -35,6 +36,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "DrainFailed",
+    "Gone",
     "IllegalTransition",
     "Interrupted",
     "LedgerImbalance",
@@ -259,8 +261,23 @@ class Conflict(ServiceError):
     default_type = "conflict"
 
 
+class Gone(ServiceError):
+    """Raised when what was asked for was there, and is over; asking again does not help."""
+
+    status = 410
+    default_type = "session_over"
+
+
 NotNowType = Literal[
-    "not_enough", "paused", "exhausted", "failed", "starting", "stopping", "update_failed", "checkpoint_failed"
+    "not_enough",
+    "paused",
+    "exhausted",
+    "failed",
+    "starting",
+    "stopping",
+    "update_failed",
+    "checkpoint_failed",
+    "no_sample",
 ]
 
 

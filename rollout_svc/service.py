@@ -34,7 +34,7 @@ from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.recovery import Restore, keep_partials, open_storage, open_store, recall
-from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, wait_for_engines
+from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, refuse_unreachable, wait_for_engines
 from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
@@ -89,8 +89,7 @@ class RolloutService:
         self._pauses: PauseCalls | None = None
         self._memory: MemorySampler | None = None
         self.recovered: dict[str, int] = {}
-
-    # -- life ------------------------------------------------------------------------------------------------
+        self.bound: str | None = None  # where its HTTP is served
 
     @property
     def parts(self) -> Parts:
@@ -156,6 +155,7 @@ class RolloutService:
             outside=self._outside,
             storage=storage,
             store=store,
+            address=lambda: self.config.service.public_url or self.bound,
         )
         self.recovered = await recall(parts, self.prepared, self._died, self._outside.wall, store)
         if self.state != "starting":  # stopped meanwhile
@@ -195,6 +195,7 @@ class RolloutService:
         """
         await wait_for_engines(self.parts.pool, self.bus, self.config.start_timeout_s)
         refuse_unfit(self.config, self.parts.pool, self.bus)
+        refuse_unreachable(self.prepared.runtimes, self.parts.sessions.address())
         guard_fleet(self.config, self.parts)
         if self._phase == "starting":
             self._phase = "running"
@@ -365,8 +366,6 @@ class RolloutService:
         if self._phase in ("stopping", "stopped"):
             return Shortage("failed", "the service is stopping", {}, final=True)
         return shortage_of(self.parts, self.fleet.plan, groups)
-
-    # -- weights ---------------------------------------------------------------------------------------------
 
     async def update_weights(
         self, version: int, source: Mapping[str, Any], pause: Mapping[str, Any] | None = None, *, force: bool = False

@@ -7,20 +7,30 @@ every few seconds who is waited for.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from rollout_svc.assembly import Parts, worker_ids
 from rollout_svc.config import Config
 from rollout_svc.engines import EngineProfile
-from rollout_svc.errors import ConfigError, RolloutError, WorkerFailure
+from rollout_svc.errors import ConfigError, Problem, RolloutError, WorkerFailure
 from rollout_svc.events import EngineDoubted, EnginesLoading, EventBus
 from rollout_svc.launching import taken_addresses
 from rollout_svc.newcomers import Newcomers
 from rollout_svc.preflight import complaints, doubts
+from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import Worker, WorkerState
 
-__all__ = ["StartFailed", "StartTimeout", "guard_fleet", "refuse_taken", "refuse_unfit", "wait_for_engines"]
+__all__ = [
+    "StartFailed",
+    "StartTimeout",
+    "guard_fleet",
+    "refuse_taken",
+    "refuse_unfit",
+    "refuse_unreachable",
+    "wait_for_engines",
+]
 
 _PROGRESS_S: Final = 5.0  # seconds between two words about engines that are still loading
 
@@ -121,3 +131,20 @@ def _told(worker: Worker) -> str:
     """Say what became of a launched engine, at its place in the configuration, and quote it."""
     words = worker.launched.last_words.splitlines() if worker.launched is not None else []
     return "\n".join([f"workers.{worker.worker_id[1:]}.launch: {worker.reason}", *(f"    {line}" for line in words)])
+
+
+def refuse_unreachable(runtimes: Mapping[str, TaskRuntime], address: str | None) -> None:
+    """Refuse agents that speak over HTTP in a service that serves none.
+
+    Raises:
+        ConfigError: at the task's agent.
+    """
+    if address is None:
+        why = "its agents speak over HTTP, and none is served: use `rollout-svc serve`, or set service.public_url"
+        problems = [
+            Problem(f"tasks.{index}.agent", f"{why} (task {name!r})")
+            for index, (name, runtime) in enumerate(runtimes.items())
+            if getattr(runtime.agent, "needs_http", False)
+        ]
+        if problems:
+            raise ConfigError(problems)

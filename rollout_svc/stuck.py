@@ -65,6 +65,7 @@ class _Standing(NamedTuple):
         since: since when it is there.
         taken_at: since when a task has had it in this attempt; where none has it, as `since`.
         tasks: what it waits for, in the order of waiting.
+        quiet: it has a session, and no turn of it is under way.
     """
 
     sample_id: str
@@ -78,12 +79,13 @@ class _Standing(NamedTuple):
     judger: str | None = None
     tasks: tuple[asyncio.Future[Any] | None, ...] = ()
     lane: Lane | None = None
+    quiet: bool = False
 
 
 class _Scene:
     """What the parts know of samples under way, by sample id: read once, then looked up."""
 
-    __slots__ = ("calls", "connecting", "judges", "waits")
+    __slots__ = ("calls", "connecting", "judges", "sessions", "waits")
 
     def __init__(self, parts: Parts) -> None:
         self.calls: dict[str, tuple[Worker, EngineCall]] = {
@@ -93,6 +95,7 @@ class _Scene:
             sample_id: call for call in parts.judging.calls for sample_id in call.sample_ids
         }
         self.waits: dict[str, Wait] = parts.pool.line.waits
+        self.sessions = parts.sessions
         transport = parts.transport
         self.connecting = transport.connecting if isinstance(transport, HttpTransport) else frozenset[Any]()
 
@@ -118,7 +121,7 @@ class _Scene:
 
     def _held(self, run: GroupRun, sample: Sample, member: Member) -> _Standing:
         """Say where a sample is that a task has."""
-        worker = judger = None
+        worker = judger = session = turn = None
         tasks: tuple[asyncio.Future[Any] | None, ...] = (member.task,)
         where: Place
         if member.stage == "judging":
@@ -131,8 +134,12 @@ class _Scene:
             where, since = "starting", member.since
         else:
             where, since, worker = self._generating(sample, member, member.context)
+            if (session := self.sessions.of_sample(sample.sample_id)) is not None:
+                since, turn = max(since, session.last_used), self.sessions.turn_of(session)
+                tasks = tasks if turn is None else (member.task, turn)
         return _Standing(
-            sample.sample_id, where, since, member.since, sample, run.group, member.attempt, worker, judger, tasks
+            *(sample.sample_id, where, since, member.since, sample, run.group, member.attempt, worker, judger, tasks),
+            quiet=session is not None and turn is None,
         )
 
     def _generating(self, sample: Sample, member: Member, context: AgentContext) -> tuple[Place, float, str | None]:
@@ -223,13 +230,16 @@ def _record(standing: _Standing, now: float, *, chain: bool) -> dict[str, Any]:
     }
 
 
-def _parked_at(standing: _Standing) -> Literal["gate", "tool"] | None:
-    """Where its loop is while no engine works for it: waiting to go on, or in its own code."""
+def _parked_at(standing: _Standing) -> Literal["gate", "tool", "client"] | None:
+    """Where its loop is while no engine works for it: waiting to go on, in its own code, or in that of a client."""
     if standing.where not in ("parked", "in_agent"):
         return None
-    at_gate = AgentContext._park.__code__  # noqa: SLF001 - its frame, on the chain, is the one sign of it
+    if standing.quiet:
+        return "client"
+    # Their frames, on the chain, are the one sign of it.
+    at_gate = (AgentContext._park.__code__, AgentContext.may_speak.__code__)  # noqa: SLF001
     chain = (link for task in standing.tasks if task is not None for link in links(task))
-    return "gate" if any(isinstance(link, FrameType) and link.f_code is at_gate for link in chain) else "tool"
+    return "gate" if any(isinstance(link, FrameType) and link.f_code in at_gate for link in chain) else "tool"
 
 
 def oldest_samples(

@@ -25,7 +25,7 @@ def test_defaults_are_the_documented_ones() -> None:
     """A configuration of one task has the documented default for everything else."""
     config = Config.model_validate({"tasks": [TASK]})
     assert config.model_dump() == {
-        "service": {"host": "127.0.0.1", "port": 8700, "token": None},
+        "service": {"host": "127.0.0.1", "port": 8700, "token": None, "public_url": None},
         "tokenizer": {"path": None, "chat_template": None},
         "workers": (),
         "routing": "least_tokens",
@@ -75,6 +75,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "weights": {"on_failure": "stop", "update_timeout_s": None, "check_files": True},
         "buffer": {"path": None, "lease_s": 3600, "max_bytes": None},
         "journal": {"partial_interval_s": 1.0, "synchronous": "normal", "keep_steps": 64},
+        "sessions": {"hold_s": 60, "ttl_s": 600, "max": 1024, "tool_format": "hermes"},
         "evaluation": {"max_in_flight": 64},
         "experts": {
             "enabled": False,

@@ -3,6 +3,6 @@
 from rollout_svc.agent.context import AgentContext
 from rollout_svc.agent.turn import LOGPROBS_MODE, Agent, EngineCaller, OnPause, Turn
 from rollout_svc.agent.words import Words
-from rollout_svc.agent.work import Work
+from rollout_svc.agent.work import CLEANUP_S, Work
 
-__all__ = ["LOGPROBS_MODE", "Agent", "AgentContext", "EngineCaller", "OnPause", "Turn", "Words", "Work"]
+__all__ = ["CLEANUP_S", "LOGPROBS_MODE", "Agent", "AgentContext", "EngineCaller", "OnPause", "Turn", "Words", "Work"]

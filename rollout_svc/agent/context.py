@@ -10,7 +10,8 @@ its first turn from the tokens it has; one that had got further begins again fro
 
 It calls `ctx.generate(ids)` once per turn, with the whole prefix as token ids, and returns the sample. Tokens are
 recorded by `generate` itself, under the attempt this context was made for; those of its own it adds by `ctx.append`.
-`ctx.words` turns messages into the ids that they add, `ctx.work` runs what is not the model's, and cleans up after it.
+`ctx.words` turns messages into the ids that they add, `ctx.work` runs what is not the model's, and cleans up after it;
+`ctx.sessions` makes turns for agents that speak an API of their own.
 
 Invariants:
 
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rollout_svc.agent.turn import LOGPROBS_MODE, EngineCaller, OnPause, Turn
 from rollout_svc.agent.words import Words
@@ -42,6 +43,9 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import ResumeAt, Sample
 from rollout_svc.segment import FinishReason, Segment
 from rollout_svc.signals import GateSignals
+
+if TYPE_CHECKING:
+    from rollout_svc.sessions.registry import Sessions
 
 __all__ = ["AgentContext"]
 
@@ -67,6 +71,7 @@ class AgentContext:
         "one_turn",
         "prompt",
         "sampling",
+        "sessions",
         "since",
         "turns",
         "words",
@@ -88,6 +93,7 @@ class AgentContext:
         on_parked: Callable[[], None],
         words: Words,
         work: Work,
+        sessions: Sessions | None = None,
         experts: bool = False,
     ) -> None:
         self.prompt = prompt
@@ -103,6 +109,7 @@ class AgentContext:
         self.experts = experts  # every turn so far asked for its routed experts
         self.words = words
         self.work = work
+        self.sessions = sessions
         self._sample = sample
         self._attempt = attempt
         self._engines = engines

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from rollout_svc.errors import SampleFailure
@@ -22,6 +22,7 @@ __all__ = ["CLEANUP_S", "Work"]
 
 CLEANUP_S: Final = 10.0
 """Seconds for each clean-up."""
+_LINGER_S: Final = 0.5  # seconds that the agent's own coroutine has after each of its two cancellations
 
 CleanUp = Callable[[], Awaitable[object]]
 
@@ -49,6 +50,18 @@ class Work:
         """Have something cleaned up when the loop has ended, however it did; the last one first."""
         self._cleanups.append(cleanup)
 
+    def start(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run the agent's own coroutine beside its loop; it is cancelled when the loop ends, twice if need be."""
+        task = self._tasks.spawn(f"{name}:{self._name}", _awaited(coroutine), handled=True)
+
+        async def end() -> None:
+            for _ in range(2):  # the first may be swallowed; what swallows both is named when the service stops
+                task.cancel()
+                await asyncio.wait({task}, timeout=_LINGER_S)
+
+        self.on_end(end)
+        return task
+
     async def call(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> Any:
         """Call a method of a plugin in a process that is killed when this is cancelled, or takes too long.
 
@@ -73,3 +86,11 @@ class Work:
                     await cleanup()
             except Exception as error:  # noqa: BLE001 - the agent's own code; the others are to be cleaned up all the same
                 self.failed.append(f"{type(error).__name__}: {error}")
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    """Await what may call `exit`, which would end the whole service."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"it called exit({error})") from error

@@ -16,6 +16,7 @@ from rollout_svc.ledger import Ledger
 from rollout_svc.outside import Outside
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
+from rollout_svc.sessions.registry import Sessions
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tensors import Handles, Store
@@ -42,6 +43,7 @@ class Ground:
         self.gate = Gate(is_open=False)
         self.signals = GateSignals(self.gate)
         self.tasks = TaskOwner(on_death)
+        self.sessions = Sessions(config.sessions, tasks=self.tasks, gate=self.gate)
         self.transport = outside.transport()
         self.storage = storage
         self.processes = outside.processes()

@@ -35,6 +35,7 @@ from rollout_svc.producer.tail import Tail
 from rollout_svc.rollout.member import Tools
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.tally import Tally
+from rollout_svc.sessions.registry import Sessions
 from rollout_svc.tasks import OnDeath, TaskOwner
 from rollout_svc.tensors import Handles, Store
 from rollout_svc.trajectories import Trajectories
@@ -79,6 +80,7 @@ class Parts:
     batches: Batches
     evaluations: Evaluations
     checkpoints: Checkpoints
+    sessions: Sessions
 
     async def abandon(self) -> None:
         """Close what is open of parts that nobody has used."""
@@ -97,9 +99,11 @@ def assemble(
     outside: Outside,
     storage: Storage,
     store: Store,
+    address: Callable[[], str | None] = lambda: None,
 ) -> Parts:
     """Wire the parts; needs a running loop, which the HTTP sessions will belong to."""
     ground = Ground(prepared.config, bus, rng, on_death, outside, storage, store)
+    ground.sessions.address = address
     fleet = FleetParts(ground)
     work = _WorkParts(ground, fleet, prepared)
     stop = _StopParts(ground, fleet, work)
@@ -153,6 +157,7 @@ def assemble(
         batches=batches,
         evaluations=work.evaluations,
         checkpoints=checkpoints,
+        sessions=ground.sessions,
     )
 
 
@@ -177,6 +182,7 @@ class _WorkParts:
             trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
             processes=ground.processes,
+            sessions=ground.sessions,
             experts=ground.config.experts.enabled,
         )
         self.droughts = Droughts(prepared.runtimes, ground.bus)

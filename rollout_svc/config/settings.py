@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, refuse, refuse_repeats
 from rollout_svc.config.tasks import TaskConfig
 from rollout_svc.config.workers import WorkerConfig, address_of
+from rollout_svc.tool_calls import ToolFormat
 
 __all__ = [
     "BufferConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "ProducerConfig",
     "Routing",
     "ServiceConfig",
+    "SessionsConfig",
     "Strategy",
     "TokenizerConfig",
     "TrainerConfig",
@@ -62,6 +64,8 @@ class ServiceConfig(Settings):
     """Port to bind; 0 takes a free one."""
     token: Secret | None = Field(None, repr=False)
     """Bearer token that every call but `/healthz` and `/readyz` must carry."""
+    public_url: str | None = Field(None, pattern=r"^https?://[^\s?#]+$")
+    """Where agents reach this service, as in `http://rollout.example:8700`; null: the address it is bound to."""
 
     @model_validator(mode="after")
     def _guarded_beyond_loopback(self) -> Self:
@@ -115,6 +119,19 @@ class ProducerConfig(Settings):
     """Groups that expired or were aborted again and again gather until there are so many, then go first; null: off."""
     tail_after_aborts: Count = 2
     """Pauses that have to cut a group before it counts as aborted again and again."""
+
+
+class SessionsConfig(Settings):
+    """Sessions: turns for agents that speak OpenAI's or Anthropic's API."""
+
+    hold_s: Seconds = 60.0
+    """A turn that is asked for during a pause waits this long for its end, and is then refused with 503."""
+    ttl_s: Seconds = 600.0
+    """A session that asks for nothing for this long is over; pauses do not count."""
+    max: Count = 1024
+    """Sessions at once; a sample that finds no room waits for it, `ttl_s` at most."""
+    tool_format: ToolFormat = "hermes"
+    """How the model writes calls of tools."""
 
 
 class EvaluationConfig(Settings):
@@ -261,6 +278,8 @@ class Config(Settings):
     """What waits for the trainer."""
     journal: JournalConfig = JournalConfig()
     """How what waits is made durable."""
+    sessions: SessionsConfig = SessionsConfig()
+    """Agents that speak an API of their own."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """What runs beside training."""
     experts: ExpertsConfig = ExpertsConfig()

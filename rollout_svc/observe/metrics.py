@@ -159,6 +159,7 @@ class Metrics:
         self._eval = Gauge(
             "rollout_evaluation_ledger", "Groups and samples of lane eval", ["unit", "account"], registry=registry
         )
+        self._sessions = Gauge("rollout_sessions", "Sessions, and their turns", ["what"], registry=registry)
         self._version = Gauge("rollout_weight_version", "Weight version of the fleet", registry=registry)
         self._rss = Gauge("rollout_rss_bytes", "Resident memory", registry=registry)
 
@@ -190,6 +191,8 @@ class Metrics:
         lost = sum(tensors["lost"] for tensors in status["tensors"].values())
         self._lost.inc(max(0, lost - self._known_lost))
         self._known_lost = max(lost, self._known_lost)
+        for what, number in status["sessions"].items():
+            self._sessions.labels(what).set(number)
         self._version.set(status["weight_version"])
         self._rss.set(status["rss_bytes"])
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -16,6 +16,7 @@ from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.sample import Sample
+from rollout_svc.sessions.registry import Sessions
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.tokens import TextCodec
@@ -44,6 +45,7 @@ class Tools:
     trajectories: Trajectories
     max_attempts: int
     processes: ProcessRunner | None = None  # of synchronous tools
+    sessions: Sessions | None = None
     experts: bool = False  # routed experts are kept, where a request's sampling says so too
 
 

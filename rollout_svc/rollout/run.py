@@ -281,6 +281,7 @@ class GroupRun:
             on_parked=lambda: self._owner.run_changed(self),
             words=Words(self._tools.codec),
             work=Work(sample.sample_id, self._tools.tasks, self._tools.processes),
+            sessions=self._tools.sessions,
             experts=self._tools.experts,
         )
         member.stage = "generating"

@@ -9,12 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollout_svc.config import Dialect, PauseMode, Strategy
 from rollout_svc.gate import Lane
+from rollout_svc.rpc.record import Natural, Record, Seconds
+from rollout_svc.rpc.session_answer import SessionsRecord
 from rollout_svc.service import State
 from rollout_svc.weights.phases import Phase
 from rollout_svc.workers.worker import WorkerState
@@ -27,22 +29,16 @@ __all__ = [
     "Document",
     "GrowthRecord",
     "Health",
+    "Natural",
     "Plan",
+    "Record",
     "Removed",
     "Report",
+    "Seconds",
     "Status",
     "WorkerRecord",
     "Workers",
 ]
-
-Natural = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
-
-
-class Record(BaseModel):
-    """What all records have in common."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Health(Record):
@@ -323,6 +319,7 @@ class Status(Record):
     trajectories: TrajectoriesRecord | None
     """Null: none are kept."""
     evaluations: EvaluationsRecord
+    sessions: SessionsRecord
     ledger: AccountBook
     plan: Plan
     rss_bytes: Natural
@@ -360,7 +357,7 @@ class Tally(Record):
     abandoned: Natural
     residual: Natural | None
     """The engine's own count less other lanes' requests; null: it cannot be had."""
-    uncounted: list[str] = []
+    uncounted: list[str] = Field(default=[])
     """Engines behind a router that could not count; there only where there are some."""
 
 
@@ -410,7 +407,7 @@ class Checkpointed(Record):
     """Groups in it: admitted and not settled."""
     samples: Natural
     seconds: Seconds
-    ack_expired: list[str] = []
+    ack_expired: list[str] = Field(default=[])
     """Batches whose ack came too late; there only where there are some."""
 
 

@@ -3,7 +3,7 @@
 Invariants:
 
 - With a token, every route but those the table leaves open wants it, and so does what is no route; the comparison takes
-  the same time for any token.
+  the same time for any token. Where a session's own key opens a route, its call sees to that.
 - A caller that goes away ends its own wait and nothing else.
 """
 
@@ -25,6 +25,7 @@ __all__ = ["MAX_BODY_BYTES", "build_app"]
 
 MAX_BODY_BYTES: Final = 64 * 2**20  # of a request: prompts are pushed in lists
 _OPEN_PATHS: Final = frozenset(route.path for route in ROUTES if not route.guarded)
+_KEYED_PATHS: Final = frozenset(route.path for route in ROUTES if route.keyed)  # their calls look at the key
 _TOKEN: Final = web.AppKey("token", str)
 _SITE: Final = web.AppKey("site", Site)
 
@@ -47,7 +48,9 @@ def build_app(service: RolloutService, metrics: Render | None = None) -> web.App
 @web.middleware
 async def _authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
     token = request.app[_TOKEN]
-    if token and request.path not in _OPEN_PATHS:
+    resource = request.match_info.route.resource
+    keyed = resource is not None and resource.canonical in _KEYED_PATHS
+    if token and not keyed and request.path not in _OPEN_PATHS:
         given = request.headers.get("Authorization", "")
         # Headers are any bytes; those that are no UTF-8 arrive as surrogates, and must not be an error of ours.
         scheme, _, key = given.partition(" ")
@@ -62,6 +65,9 @@ def _handler(route: Route) -> Handler:
 
     async def handle(request: web.Request) -> web.StreamResponse:
         given: list[object] = []
+        if route.keyed:
+            spoken: web.StreamResponse = await route.call(request.app[_SITE], request, *request.match_info.values())
+            return spoken
         if route.body is not None:
             given.append(await read_body(request, route.body))
         if route.query is not None:

@@ -20,13 +20,17 @@ from rollout_svc.weights.probe import DEFAULT_TOLERANCE, MAX_PROMPT, MAX_RESPONS
 
 __all__ = [
     "Ack",
+    "AsSpoken",
     "Batch",
     "Checkpoint",
     "Concurrency",
+    "EndSession",
     "Evaluation",
+    "OpenSession",
     "Pause",
     "PromptLine",
     "Prompts",
+    "ReportReward",
     "Resume",
     "Stuck",
     "Weights",
@@ -182,6 +186,37 @@ class KnownAnswer(Body):
     """By how much a logprob may differ."""
     every: bool = False
     """Ask engines too that report the weight version themselves."""
+
+
+class OpenSession(Body):
+    """Which sample's session to take."""
+
+    task: str
+    """The name of the task."""
+    wait_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """How long to wait for one."""
+
+
+class AsSpoken(BaseModel):
+    """A request in the words of the API that is spoken; its reader checks it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    """The whole conversation."""
+
+
+class ReportReward(Body):
+    """What a sample's agent, or whoever watches it, makes of it."""
+
+    reward: float
+
+
+class EndSession(Body):
+    """How a session ended."""
+
+    error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    """Why its agent failed, which fails its sample; null: it did not."""
 
 
 class WeightSource(Body):

@@ -34,6 +34,7 @@ _RETRY_AFTER: Final = {
     "schema": {"type": "string", "pattern": r"^\d+(\.\d+)?$"},
 }
 _SECONDS_S: Final = 503  # the status whose refusals say when to ask again
+_SPOKEN: Final = {"type": "object", "required": ["error"]}  # a refusal as the API that is spoken has it
 Schemas = Mapping[Any, dict[str, Any]]
 """The reference to each model's schema, by model and mode."""
 
@@ -135,10 +136,10 @@ def _responses(route: Route, made: Schemas, *, token: bool) -> dict[int, dict[st
     refusals = dict(route.refusals)
     if route.body is not None:
         refusals |= _BODY_REFUSALS
-    if token and route.guarded:
+    if route.keyed or (token and route.guarded):
         refusals[401] = ("unauthorized",)
     for status, types in refusals.items():
-        content = {"application/json": {"schema": _refusal(status, types)}}
+        content = {"application/json": {"schema": _SPOKEN if route.spoken else _refusal(status, types)}}
         told[status] = {"description": f"{HTTPStatus(status).phrase}: {', '.join(types)}", "content": content}
         if status == _SECONDS_S:
             told[status]["headers"] = {"Retry-After": _RETRY_AFTER}

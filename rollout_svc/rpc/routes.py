@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from rollout_svc.packing import MEDIA_TYPE
-from rollout_svc.rpc import answers, bodies, calls
+from rollout_svc.rpc import answers, bodies, calls, session_answer, session_calls
 from rollout_svc.rpc.batch_answer import BatchRecord
 from rollout_svc.rpc.evaluation_answer import EvaluationRecord
 from rollout_svc.rpc.memory_answer import MemoryRecord
@@ -40,6 +40,8 @@ class Route:
         guarded: whether it wants the token, where there is one.
         media: another media type it answers in where the caller asks for that; None: JSON only.
         binary: the media type it answers in, whatever the caller asks for; None: a record, or text.
+        keyed: a session's own key opens it: its call is given the request, to find the session and to read the body.
+        spoken: it is a call of an API that agents speak, whose refusals have shapes of their own.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -54,10 +56,14 @@ class Route:
     guarded: bool = True
     media: str | None = None
     binary: str | None = None
+    keyed: bool = False
+    spoken: bool = False
 
 
 _ALIVE: Final = ("failed", "stopping")  # of a 503: refused by a service that is not there any more
 _RUNNING: Final = (*_ALIVE, "starting")  # of a 503: needs the engines
+_SESSION: Final = {404: ("not_found",), 410: ("session_over",)}
+_TURN: Final = {**_SESSION, 422: ("invalid_response",), 503: ("paused", "starting")}
 _TICKETS: Final = ("stale_ticket",)
 
 ROUTES: Final = (
@@ -127,6 +133,50 @@ ROUTES: Final = (
             409: ("weight_version", "version_changed"),
             503: ("not_enough", "paused", *_RUNNING),
         },
+    ),
+    Route(
+        *("POST", "/sessions", session_calls.open_session, session_answer.SessionRecord),
+        body=bodies.OpenSession,
+        refusals={404: ("not_found",), 409: ("conflict",), 503: ("no_sample", *_RUNNING)},
+    ),
+    Route(
+        *(
+            "POST",
+            "/sessions/{session_id}/v1/chat/completions",
+            session_calls.chat_completions,
+            session_answer.AsSpoken,
+        ),
+        keyed=True,
+        spoken=True,
+        body=bodies.AsSpoken,
+        media="text/event-stream",
+        refusals=_TURN,
+    ),
+    Route(
+        *("POST", "/sessions/{session_id}/v1/messages", session_calls.messages, session_answer.AsSpoken),
+        keyed=True,
+        spoken=True,
+        body=bodies.AsSpoken,
+        media="text/event-stream",
+        refusals=_TURN,
+    ),
+    Route(
+        *("GET", "/sessions/{session_id}/v1/models", session_calls.models, session_answer.AsSpoken),
+        keyed=True,
+        spoken=True,
+        refusals={**_SESSION, 503: ("starting",)},
+    ),
+    Route(
+        *("POST", "/sessions/{session_id}/reward", session_calls.report_reward, session_answer.RewardNoted),
+        keyed=True,
+        body=bodies.ReportReward,
+        refusals={**_SESSION, 503: ("starting",)},
+    ),
+    Route(
+        *("POST", "/sessions/{session_id}/end", session_calls.end_session, session_answer.SessionEnded),
+        keyed=True,
+        body=bodies.EndSession,
+        refusals={**_SESSION, 503: ("starting",)},
     ),
     Route("GET", "/v1/concurrency", calls.concurrency, answers.Plan, refusals={503: ("starting",)}),
     Route(

@@ -41,6 +41,9 @@ async def serve_http(
             raise ConfigError.at(where, message) from error
         port = runner.addresses[0][1]
         host = f"[{config.host}]" if ":" in config.host else config.host
-        yield f"http://{host}:{port}"
+        url = f"http://{host}:{port}"
+        service.bound = url
+        yield url
     finally:
+        service.bound = None
         await runner.cleanup()

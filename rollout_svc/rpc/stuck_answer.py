@@ -23,8 +23,8 @@ class StuckSample(Record):
     lane: Lane | None
     status: SampleStatus | None
     where: Place
-    at: Literal["gate", "tool"] | None
-    """Of an agent loop: whether it waits at the gate, or runs its own code."""
+    at: Literal["gate", "tool", "client"] | None
+    """Of an agent loop: whether it waits at the gate, runs its own code, or waits for the client of its session."""
     worker: str | None
     judger: str | None
     since_s: Seconds

@@ -20,6 +20,7 @@ from rollout_svc.errors import (
     BadRequest,
     ConfigError,
     Conflict,
+    Gone,
     NotFound,
     NotNow,
     ServiceError,
@@ -42,6 +43,7 @@ _BY_STATUS: Final[dict[int, type[ServiceError]]] = {
     401: Unauthorized,
     404: NotFound,
     409: Conflict,
+    410: Gone,
     413: BadRequest,
     422: BadRequest,
 }

@@ -16,7 +16,9 @@ from typing import Final
 
 from rollout_svc.agent.context import AgentContext
 from rollout_svc.config import SamplingConfig
-from rollout_svc.errors import NotNow, SampleFailure
+from rollout_svc.errors import NotNow, RolloutError, SampleFailure
+from rollout_svc.gate import Lane
+from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.branches import Branches, Match
 from rollout_svc.sessions.exchange import Answer, Asked, End
@@ -36,12 +38,28 @@ class Session:
         sample: whose tokens it makes.
         turns: that were answered.
         reward: that was reported for it; None: none yet.
-        ended: set when it is over: no more turns.
+        ended: done when it is over: no more turns.
+        failure: why it is over, where that was no good end.
+        elsewhere: its agent lives elsewhere.
+        offered: it waits for such a one.
         last_used: loop time.
+        telling: the task of a turn that is whole, and is about to be told.
+        speaking: turns that the engine works on: those still to come may yet be refused.
+        quiet_s: seconds, pauses left out, since anybody asked for anything.
+        taken_s: seconds, pauses left out, since its agent began.
     """
 
     def __init__(
-        self, session_id: str, key: str, sample: Sample, context: AgentContext, *, form: ToolFormat, hold_s: float
+        self,
+        session_id: str,
+        key: str,
+        sample: Sample,
+        context: AgentContext,
+        *,
+        form: ToolFormat,
+        hold_s: float,
+        timeout_s: float | None = None,
+        max_turns: int | None = None,
     ) -> None:
         """Begin a session.
 
@@ -52,14 +70,25 @@ class Session:
             context: of the attempt.
             form: how the model writes calls of tools.
             hold_s: seconds for which a turn waits for a pause to end.
+            timeout_s: seconds its agent may take, pauses left out; None: the caller sees to it.
+            max_turns: that it may have; asking for more ends it; None: as many as it likes.
         """
         self.session_id = session_id
         self.key = key
         self.sample = sample
         self.turns = 0
         self.reward: float | None = None
-        self.ended = asyncio.Event()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: RolloutError | None = None
+        self.elsewhere = False
+        self.offered = False
         self.last_used = asyncio.get_running_loop().time()
+        self.telling: asyncio.Task[object] | None = None
+        self.speaking = 0
+        self.quiet_s = 0.0
+        self.taken_s = 0.0
+        self.timeout_s = timeout_s
+        self.max_turns = max_turns
         self._context = context
         self._form: ToolFormat = form
         self._hold_s = hold_s
@@ -73,7 +102,27 @@ class Session:
     @property
     def over(self) -> bool:
         """Whether no turn can be made any more: it ended, or its sample was taken from it."""
-        return self.ended.is_set() or self._context.over
+        return self.ended.done() or self._context.over
+
+    @property
+    def prompt(self) -> Prompt:
+        """What its agent is to answer."""
+        return self._context.prompt
+
+    @property
+    def lane(self) -> Lane:
+        """The lane of its sample."""
+        return self._context.lane
+
+    def end(self, failure: RolloutError | None = None) -> None:
+        """Make no more turns; the first to end it says why."""
+        if not self.ended.done():
+            self.failure = failure
+            self.ended.set_result(None)
+
+    def _used(self) -> None:
+        self.last_used = asyncio.get_running_loop().time()
+        self.quiet_s = 0.0
 
     async def turn(self, asked: Asked) -> Answer:
         """Make one turn; whoever is cancelled here leaves no token behind.
@@ -83,31 +132,42 @@ class Session:
             SampleFailure: the messages cannot become tokens, or the engine refused them.
             StaleAttempt: the sample was taken back meanwhile: this session is over.
         """
+        self._used()
+        until = asyncio.get_running_loop().time() + self._hold_s
+        await self._wait_to_speak(until)  # each turn for itself: one behind another waits no longer
         async with self._speaking:
-            self.last_used = asyncio.get_running_loop().time()
-            if not await self._context.may_speak(self._hold_s):
-                raise NotNow("paused", "the stage is paused", retry_after_s=_RETRY_S)
+            await self._wait_to_speak(until)
             prefix = await self._prepare(asked)
+            self.speaking += 1
             try:
                 turn = await self._context.generate(None, self._sampling(asked))
             except BaseException:
                 if not self._context.over:
                     self._context.drop_turn()
                 raise
+            finally:
+                self.speaking -= 1
+            self.telling = asyncio.current_task()
             said = read_said(await self._context.words.text(turn.ids), self.turns, self._form)
             self._branches.spoke(asked.messages, prefix, said.as_message(), turn.ids, asked.tools)
             self.turns += 1
-            self.last_used = asyncio.get_running_loop().time()
+            self._used()
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
             return Answer(answer_id, said, end, len(prefix), len(turn.ids))
+
+    async def _wait_to_speak(self, until: float) -> None:
+        if not await self._context.may_speak(max(0.0, until - asyncio.get_running_loop().time())):
+            raise NotNow("paused", "the stage is paused", retry_after_s=_RETRY_S)
 
     async def _prepare(self, asked: Asked) -> list[int]:
         """Have the sample end where the model is to speak; the ids up to there."""
         found = self._branches.match(asked.messages, asked.tools)
         added = await self._added(asked, found)
         prefix = found.ids + added
-        if found.current:
+        # A turn that was whole, and whose client left before it was read, is in the sample and in nobody's words.
+        untold = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
+        if found.current and not untold:
             self._context.append(added)
         elif prefix != self.sample.prefix_ids():
             self._context.begin_again(prefix, self._reason(found, asked))
@@ -147,5 +207,6 @@ class Session:
         """
         if self.over:
             raise SampleFailure("session_over", f"{self.session_id} is over")
+        self._used()
         self.reward = reward
         self.sample.meta = {**self.sample.meta, "reported_reward": reward}
