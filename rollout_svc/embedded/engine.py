@@ -300,6 +300,7 @@ class Engine:
         if self._owned:
             await asyncio.wait(self._owned)
         await self.thread.close()
+        self._memory.close()
 
     @contextmanager
     def _admitted(self, job: Job) -> Iterator[None]:

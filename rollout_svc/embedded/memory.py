@@ -76,6 +76,12 @@ class Memory:
             scheduler.batch.take_back()
         scheduler.released -= tags
 
+    def close(self) -> None:
+        """Let the file go; what lay in it is lost. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def _put_away(self) -> None:
         parameters = dict(self._scheduler.model.named_parameters())
         file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it is open for as long as the weights lie in it
@@ -106,8 +112,7 @@ class Memory:
                     raise MemoryRefusedError(f"the weights cannot be read back: {name} ends after {read} bytes")
             for name, parameter in self._scheduler.model.named_parameters():
                 parameter.data = found[name]
-        file.close()
-        self._file = None
+        self.close()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

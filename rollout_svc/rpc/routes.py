@@ -121,7 +121,7 @@ ROUTES: Final = (
         *("POST", "/v1/weights", calls.update_weights, WeightsUpdated),
         body=bodies.Weights,
         refusals={
-            409: (*_TICKETS, "frozen", "not_paused", "not_drained", "updating", "asleep"),
+            409: (*_TICKETS, "frozen", "not_paused", "not_drained", "updating", "asleep", "old_version"),
             503: (*_RUNNING, "update_failed"),
         },
     ),

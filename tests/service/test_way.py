@@ -31,7 +31,10 @@ STATUS_KEYS = {
 }
 WORKER_KEYS = {"id", "url", "dialect", "state", "in_flight", "limit", "capabilities"}
 PLAN_KEYS = {"workers", "required", "allowed", "ratio", "max_groups", "warnings"}
-REPORT_KEYS = {"ticket", "mode", "clean", "elapsed_s", "rungs", "workers", "parked", "abandoned", "ledger"}
+REPORT_KEYS = {
+    *("ticket", "mode", "clean", "elapsed_s", "rungs", "workers", "parked", "abandoned", "ledger"),
+    *("offloaded", "not_offloaded"),
+}
 ACCOUNTS = {
     *("admitted", "queued", "in_flight", "aborted", "ready", "leased", "consumed", "filtered", "expired", "failed"),
 }
@@ -39,8 +42,7 @@ BEYOND_SAMPLE = {"reward_parts"}
 BEYOND_STATUS = {"producer", "weights", "evaluations", "trajectories", "tensors", "memory"}
 BEYOND_WORKER = {
     *("tokens_in_flight", "incarnation", "frozen", "reason", "weight_version", "engine_version", "model"),
-    "process",
-    "engines",
+    *("process", "engines", "asleep"),
 }
 """Keys beside the contract's: said here so that no further one slips in."""
 

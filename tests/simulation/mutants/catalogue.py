@@ -381,7 +381,7 @@ _ALL: Final = (
         "evaluation_is_stored",
         "what an evaluation came to is written down as training's",
         "P28",
-        ("assembly", "tools=apart(tools),", "tools=tools,"),
+        ("assembly.parts", "tools=apart(tools),", "tools=tools,"),
     ),
     _mutant(
         "evaluation_not_pinned",
