@@ -5,13 +5,14 @@ task is trained with the settings of its own.
 
 Invariants:
 
-- Pure.
+- Pure, but for the time that `created` tells.
 - An answer that a client sends back, however it spells it, reads as `Said.as_message()` of what was said.
 - A stream put together is the whole answer.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -156,13 +157,13 @@ def _tool(item: object, path: str) -> dict[str, Any]:
     return {"type": "function", "function": told}
 
 
-def write_answer(answer: Answer, asked: Asked, *, created: int = 0) -> dict[str, Any]:
+def write_answer(answer: Answer, asked: Asked, *, created: int | None = None) -> dict[str, Any]:
     """Write a turn as a chat completion.
 
     Args:
         answer: the turn.
         asked: what it answers.
-        created: seconds since 1970, as the API tells.
+        created: seconds since 1970; None: now.
     """
     said = answer.said
     message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
@@ -173,16 +174,17 @@ def write_answer(answer: Answer, asked: Asked, *, created: int = 0) -> dict[str,
     return {
         "id": _id(answer),
         "object": "chat.completion",
-        "created": created,
+        "created": int(time.time()) if created is None else created,
         "model": asked.model,
         "choices": [choice],
         "usage": _usage(answer),
     }
 
 
-def stream_answer(answer: Answer, asked: Asked, *, created: int = 0) -> Iterator[bytes]:
+def stream_answer(answer: Answer, asked: Asked, *, created: int | None = None) -> Iterator[bytes]:
     """Write a turn as a stream; the arguments are those of `write_answer`."""
-    head = {"id": _id(answer), "object": "chat.completion.chunk", "created": created, "model": asked.model}
+    begun = int(time.time()) if created is None else created
+    head = {"id": _id(answer), "object": "chat.completion.chunk", "created": begun, "model": asked.model}
     usage: dict[str, Any] = {"usage": None} if asked.stream_usage else {}
     for delta in _deltas(answer):
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -93,7 +93,7 @@ def test_what_a_client_sends_back_is_what_was_said(answer: Answer, how: int, str
 def test_a_stream_is_the_whole_answer(answer: Answer, usage: bool) -> None:
     """The pieces put together are the message; the usage comes where it is asked for."""
     asked = read(USER, stream=True, stream_options={"include_usage": usage})
-    whole = write_answer(answer, asked)
+    whole = write_answer(answer, asked, created=0)
     message, last = together(stream_answer(answer, asked))
     expected = whole["choices"][0]["message"]
     assert (message["role"], message["content"]) == ("assistant", expected["content"])
@@ -105,7 +105,7 @@ def test_a_stream_is_the_whole_answer(answer: Answer, usage: bool) -> None:
 def test_an_answer_in_full() -> None:
     """The shape of the API, key by key."""
     asked = read(USER)
-    told = write_answer(answered('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', 2), asked)
+    told = write_answer(answered('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', 2), asked, created=0)
     call = {"id": "call_2_0", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
     message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
     assert told == {
