@@ -56,7 +56,6 @@ _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("top_k", (), "not supported: the task's own sampling is what is trained with"),
     ("mcp_servers", ([],), "servers of tools are the agent's own to ask"),
     ("container", (), "there are no containers here"),
-    ("context_management", (), "what is forgotten is the agent's own to leave out"),
 )
 
 
@@ -74,6 +73,7 @@ def read_request(body: dict[str, Any]) -> Asked:
     refuse_unless(thinking, "type", ("disabled", "adaptive"), why, "thinking.type")
     output = mapping(body.get("output_config") or {}, "output_config")
     refuse_unless(output, "format", (), "a format cannot be promised: ask for it in words", "output_config.format")
+    _check_management(body)
     given = items(body.get("messages"), "messages")
     messages = [*_system(body), *(one for place, item in enumerate(given) for one in _messages(item, place))]
     if not given:
@@ -93,6 +93,16 @@ def read_request(body: dict[str, Any]) -> Asked:
         stream_usage=True,
         model=non_empty(body["model"], "model") if body.get("model") is not None else "",
     )
+
+
+def _check_management(body: Mapping[str, Any]) -> None:
+    """Nothing is forgotten here; that earlier thoughts are changes nothing, since none is told apart."""
+    management = mapping(body.get("context_management") or {}, "context_management")
+    for place, edit in enumerate(items(management.get("edits"), "context_management.edits")):
+        path = f"context_management.edits.{place}"
+        kind = mapping(edit, path).get("type")
+        if not isinstance(kind, str) or not kind.startswith("clear_thinking"):
+            raise BadRequest.at(path, "what is forgotten is the agent's own to leave out")
 
 
 def _system(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -59,12 +59,15 @@ def sent_back(content: list[dict[str, Any]], how: int) -> Any:
         blocks[-1] |= {"cache_control": {"type": "ephemeral"}}
     elif how == 2 and [block["type"] for block in blocks] == ["text"]:
         return blocks[0]["text"]
+    elif how == 4 and blocks[0]["type"] == "text":  # in more blocks than it came in
+        said = blocks[0]["text"]
+        return [{"type": "text", "text": said[:3]}, {"type": "text", "text": said[3:]}, *blocks[1:]]
     elif how == 3:  # empty texts left out, and nothing that is null
         return [block | {"citations": None} for block in blocks if block.get("text") != ""]
     return blocks
 
 
-@given(answers(), st.integers(0, 3), st.booleans())
+@given(answers(), st.integers(0, 4), st.booleans())
 def test_what_a_client_sends_back_is_what_was_said(answer: Answer, how: int, streamed: bool) -> None:
     """P6: however it is spelled, streamed or not, it is no rewriting: the conversation goes on by exact ids."""
     asked = read(USER, tools=[TOOL])
@@ -99,6 +102,37 @@ def test_an_answer_in_full() -> None:
     }
     assert write_answer(answered("x", end="length"), asked)["stop_reason"] == "max_tokens"
     assert write_models("m")["data"][0]["id"] == "m"
+
+
+def test_nothing_at_all_is_a_block() -> None:
+    """Clients look at the first one; a turn that only calls has none of text."""
+    assert write_answer(answered(""), read(USER))["content"] == [{"type": "text", "text": ""}]
+    called = write_answer(answered('<tool_call>{"name": "add"}</tool_call>'), read(USER))["content"]
+    assert [block["type"] for block in called] == ["tool_use"]
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ("{oops", {"unreadable_arguments": "{oops"}),
+        ('{"name": "f", "arguments": "no"}', {"unreadable_arguments": "no"}),
+        ('{"name": "f", "arguments": {"unreadable_arguments": "x"}}', None),
+    ],
+)
+def test_arguments_that_are_no_object(written: str, given: dict[str, Any] | None) -> None:
+    """P6: they are told as an object, since the API has no other, and read again as the text they were."""
+    asked, answer = read(USER), answered(f"<tool_call>{written}</tool_call>")
+    content = write_answer(answer, asked)["content"]
+    if given is not None:
+        assert content[0]["input"] == given
+    assert read(USER, {"role": "assistant", "content": content}, USER).messages[1] == answer.said.as_message()
+
+
+def test_what_a_user_says_around_results_keeps_its_place() -> None:
+    """Text, a result, text: three messages, in that order."""
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "3"}
+    content = [{"type": "text", "text": "a"}, result, {"type": "text", "text": "b"}]
+    assert [one["content"] for one in read({"role": "user", "content": content}).messages] == ["a", "3", "b"]
 
 
 def test_the_events_of_a_stream_in_order() -> None:
@@ -153,6 +187,10 @@ def test_what_is_asked_for() -> None:
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences.0"),
         ({"system": 3}, "system"),
+        (
+            {"context_management": {"edits": [{"type": "clear_thinking_1"}, {"type": "clear_tool_uses_1"}]}},
+            "context_management.edits.1",
+        ),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": ""}]}, "messages.0.role"),
         (
