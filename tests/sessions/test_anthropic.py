@@ -117,12 +117,16 @@ def test_nothing_at_all_is_a_block() -> None:
         ("{oops", {"unreadable_arguments": "{oops"}),
         ('{"name": "f", "arguments": "no"}', {"unreadable_arguments": "no"}),
         ('{"name": "f", "arguments": {"unreadable_arguments": "x"}}', None),
+        (f'{{"name": "f", "arguments": {{"a": {"[" * 251 + "]" * 251}}}}}', None),
+        (f'{{"name": "f", "arguments": {{"a": {"[" * 300 + "]" * 300}}}}}', None),
     ],
+    ids=["no JSON", "no object", "in disguise", "deep", "too deep"],
 )
 def test_arguments_that_are_no_object(written: str, given: dict[str, Any] | None) -> None:
     """P6: they are told as an object, since the API has no other, and read again as the text they were."""
     asked, answer = read(USER), answered(f"<tool_call>{written}</tool_call>")
     content = write_answer(answer, asked)["content"]
+    assert together(stream_answer(answer, asked))["content"] == content
     if given is not None:
         assert content[0]["input"] == given
     assert read(USER, {"role": "assistant", "content": content}, USER).messages[1] == answer.said.as_message()
