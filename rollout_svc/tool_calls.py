@@ -76,8 +76,10 @@ def read_said(text: str, turn: int, form: ToolFormat = "hermes") -> Said:
         form: how the model writes calls.
     """
     if form == "json":
-        objects = list(_objects(text))
-        calls = [_call(item, turn, place) for place, item in enumerate(objects)]
+        try:
+            calls = [_call(item, turn, place) for place, item in enumerate(_objects(text))]
+        except TypeError:  # nested deeper than it can be written
+            calls = []
         return Said("", tuple(calls)) if calls and not any(call.problem for call in calls) else Said(text, ())
     found = _HERMES.findall(text)
     calls = [_read(body, turn, place) for place, body in enumerate(found)]
@@ -87,6 +89,8 @@ def read_said(text: str, turn: int, form: ToolFormat = "hermes") -> Said:
 def _read(body: str, turn: int, place: int) -> ToolCall:
     try:
         return _call(orjson.loads(body), turn, place)
+    except TypeError:
+        return ToolCall(_id(turn, place), "", body, "nested too deeply")
     except ValueError as error:
         return ToolCall(_id(turn, place), "", body, f"no JSON: {error}")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_svc.tool_calls import ToolFormat, read_said
+from rollout_svc.tool_calls import Said, ToolFormat, read_said
 
 NAMES = st.text("abcdefgh_", min_size=1, max_size=8)
 ARGUMENTS = st.dictionaries(NAMES, st.integers() | st.text(st.characters(exclude_categories=["Cs"])), max_size=3)
@@ -58,3 +58,11 @@ def test_arguments_that_are_text_are_read() -> None:
     """Some models write them so; a whole text may be calls, where the format says it."""
     [call] = read_said('{"name": "add", "arguments": "{\\"a\\": 1}"}', 0, "json").calls
     assert (call.name, call.arguments) == ("add", '{"a":1}')
+
+
+def test_a_call_that_is_nested_too_deeply_is_one_that_cannot_be_read() -> None:
+    """P4: whatever a model writes, reading it raises nothing."""
+    deep = '{"name": "f", "arguments": {"a": ' + "[" * 300 + "]" * 300 + "}}"
+    [call] = read_said(f"<tool_call>{deep}</tool_call>", 0).calls
+    assert (call.name, call.arguments, call.problem) == ("", deep, "nested too deeply")
+    assert read_said(deep, 0, "json") == Said(deep, ())

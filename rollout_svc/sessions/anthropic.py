@@ -191,7 +191,8 @@ def _input_of(arguments: str) -> dict[str, Any]:
     """The arguments of a call as an object; what is none, or looks like one that stands for none, is wrapped."""
     try:
         found = orjson.loads(arguments)
-    except ValueError:
+        orjson.dumps([[[[[[found]]]]]])  # as deep as it stands in an event
+    except (ValueError, TypeError):  # no JSON; nested deeper than it can be written
         found = None
     return found if isinstance(found, dict) and list(found) != [_UNREADABLE] else {_UNREADABLE: arguments}
 

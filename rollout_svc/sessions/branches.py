@@ -9,12 +9,15 @@ Invariants:
 - Pure.
 - A point is a place where the model spoke, or was about to: between points nothing is gone on from.
 - Ids are never encoded twice: what a point has is what the model was given, or made.
+- The arguments of a call are the same however a client's JSON spells them: the order of keys, 1 for 1.0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import orjson
 
 __all__ = ["Branches", "Match"]
 
@@ -110,6 +113,39 @@ class Branches:
 def _shared(known: Sequence[Message], given: Sequence[Message]) -> int:
     """How many messages two conversations begin with alike."""
     for place, (one, other) in enumerate(zip(known, given, strict=False)):
-        if one != other:
+        if not _same(one, other):
             return place
     return min(len(known), len(given))
+
+
+def _same(one: Message, other: Message) -> bool:
+    """Whether two messages say the same; a client may have read a call's arguments, and written them again."""
+    if one == other:
+        return True
+    if not one.get("tool_calls") or not other.get("tool_calls"):
+        return False
+    return _spelled_alike(one) == _spelled_alike(other)
+
+
+def _spelled_alike(message: Message) -> Message:
+    calls = [call | {"function": _function(call["function"])} for call in message["tool_calls"]]
+    return message | {"tool_calls": calls}
+
+
+def _function(function: Message) -> Message:
+    try:
+        told = orjson.dumps(_plain(orjson.loads(function["arguments"])), option=orjson.OPT_SORT_KEYS)
+    except (ValueError, TypeError):  # no JSON; nested deeper than it can be written
+        return function
+    return function | {"arguments": told}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as a language with one kind of them has them."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,29 @@ def test_what_was_rewritten_is_not_gone_on_from() -> None:
     nothing = Match([], 0, asking=False, current=False)
     assert spoken().match([USER, {**SAID, "content": "z"}, OTHER], []) == nothing
     assert spoken().match([USER, SAID, OTHER], TOOLS) == nothing
+
+
+@pytest.mark.parametrize(
+    ("spelled", "same"),
+    [
+        ('{"b": 2, "a": 1}', True),
+        ('{"a":1.0,"b":2}', True),
+        ('{"a":true,"b":2}', False),
+        ('{"a":1,"b":3}', False),
+        ('{"a":"1","b":2}', False),
+        ('{"a":1,"b":2', False),
+    ],
+)
+def test_arguments_are_the_same_however_they_are_spelled(spelled: str, same: bool) -> None:
+    """P6: JSON that a client read and wrote again is no rewriting of history; other values are."""
+    branches = Branches()
+    branches.spoke([USER], [1, 2], called('{"a":1,"b":2.0}'), [3, 4], [])
+    assert bool(branches.match([USER, called(spelled), OTHER], []).known) is same
+
+
+def called(arguments: str) -> dict[str, Any]:
+    """A message that calls a tool."""
+    return {**SAID, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}]}
 
 
 def test_two_conversations_by_turns() -> None:
