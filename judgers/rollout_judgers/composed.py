@@ -41,7 +41,10 @@ class Composed:
         """Have every part judge, and add up; what is made of a part's own parts is kept below its name."""
         try:
             async with asyncio.TaskGroup() as group:
-                asked = {name: group.create_task(self._part(name, sample)) for name in self.weights}
+                asked = {
+                    name: group.create_task(self._part(name, sample), name=f"judge-part:{sample.sample_id}:{name}")
+                    for name in self.weights
+                }
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return weighted({name: task.result() for name, task in asked.items()}, self.weights)

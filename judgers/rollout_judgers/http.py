@@ -9,7 +9,8 @@ It is posted one JSON object per sample, with the keys `sample_id`, `group_id`, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
+from typing import Final
 
 from rollout_judgers.dotted import MISSING, look_up
 from rollout_judgers.options import a_count, a_text, texts_by_name
@@ -17,6 +18,8 @@ from rollout_judgers.remote import Remote, check_url
 from rollout_svc.judging import JudgedSample, JudgeFailed, Reward
 
 __all__ = ["Http"]
+
+_KEYS: Final = tuple(field.name for field in fields(JudgedSample))
 
 
 class Http:
@@ -50,7 +53,7 @@ class Http:
 
     async def judge(self, sample: JudgedSample) -> Reward:
         """Post the sample, and read the reward of the answer; that it is a number is looked at by who asked."""
-        answer = await self._remote.post(asdict(sample))
+        answer = await self._remote.post({key: getattr(sample, key) for key in _KEYS})
         value = look_up(answer, self.reward)
         if value is MISSING:
             raise JudgeFailed("invalid_answer", f"there is no {self.reward} in {answer!r:.200}")

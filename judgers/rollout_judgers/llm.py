@@ -34,7 +34,8 @@ class Llm:
         api_key: sent as a bearer token.
         system: a system message before it.
         scale: lowest and highest score, which become 0 and 1.
-        pattern: regular expression with one group, whose last match in the answer is the score.
+        pattern: regular expression with one group, whose last match in the answer is the score;
+            it is matched in the loop, so it must not be one that backtracks for ever.
         field: instead of a pattern: dotted path of the score in the answer, which is JSON then.
         sampling: further keys of the request.
         headers: sent along.

@@ -7,6 +7,7 @@ in no thread and leave sympy in any state; they are off.
 from __future__ import annotations
 
 import logging
+import re
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ from rollout_svc.judging import JudgedSample, JudgeFailed, Reward
 __all__ = ["Math", "as_math"]
 
 _DELIMITED: Final = ("$", r"\boxed", r"\(", r"\[")
-_LATEX: Final = ("\\", "^", "_", "{")
+_NUMBER: Final = re.compile(r"\s*-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)?\s*%?\s*|[\d\s.()+*/-]+")  # or a sum of some
+_WORDS: Final = re.compile(r"[^\d\\^_{}]*[^\W\d_]{2,}[^\d\\^_{}]*")  # no formula, though one could be read into them
 
 
 class Math:
@@ -58,7 +60,7 @@ class Math:
 
 
 def as_math(truth: str) -> str:
-    """Put a ground truth the way it is read: a bare formula between dollars, a bare number as it is."""
-    if any(mark in truth for mark in _DELIMITED) or not any(mark in truth for mark in _LATEX):
+    """Put a ground truth the way it is read: a bare formula between dollars; a number, or words, as it is."""
+    if any(mark in truth for mark in _DELIMITED) or _NUMBER.fullmatch(truth) or _WORDS.fullmatch(truth):
         return truth
     return f"${truth}$"
