@@ -8,7 +8,7 @@ import pytest
 from rollout_svc.errors import Interrupted, JudgeFailed, SampleFailure
 from rollout_svc.judging import JudgeDesk, JudgedSample, Reward
 from rollout_svc.plugins import PluginSpec
-from tests.support.court import TIMEOUT_S, Court, Judger, now, reason_of, takes
+from tests.support.court import TIMEOUT_S, Court, Judger, a_sample, now, reason_of, takes
 from tests.support.virtual import soon, virtual
 
 
@@ -62,6 +62,22 @@ async def test_an_instant_judger_keeps_its_rate_too() -> None:
     court = court_of(Instant(), per_minute=60)
     await asyncio.gather(*(court.ask(number) for number in range(4)))
     assert now() == pytest.approx(3.0)
+    assert court.empty()
+
+
+@virtual
+async def test_a_newcomer_does_not_overtake_who_waits_for_the_rate() -> None:
+    """Whoever asks in the moment before the next call may begin stands in line."""
+    court = court_of(Moody(), per_minute=60)
+    order: list[int] = []
+
+    async def asks(number: int, at: float) -> None:
+        await asyncio.sleep(at)
+        await court.judging.judge(court.desk, "train", [a_sample(number)])
+        order.append(number)
+
+    await asyncio.gather(asks(0, 0), asks(1, 0.5), asks(2, 1 - 5e-7))
+    assert order == [0, 1, 2]
     assert court.empty()
 
 
