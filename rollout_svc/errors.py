@@ -10,6 +10,7 @@
     ├── WorkerFailure           a worker, not the sample, failed: retried on another worker
     │   └── NoWorker            no worker is in traffic: the producer waits
     ├── SampleFailure           this sample's own failure: counted against max_attempts
+    ├── JudgeFailed             a judger's own word that it has no verdict; ends as the sample's `judge_error`
     ├── ShardFailure            a remote tensor could not be kept, reached or read: which one, and why
     ├── DrainFailed             processes did not let go of shards, in two steps: who, and how many ids
     ├── Unreachable             a client got no answer from the service: refused, lost, or too late
@@ -39,6 +40,7 @@ __all__ = [
     "Gone",
     "IllegalTransition",
     "Interrupted",
+    "JudgeFailed",
     "LedgerImbalance",
     "NoWorker",
     "NotFound",
@@ -163,6 +165,23 @@ class SampleFailure(RolloutError):
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
+
+
+class JudgeFailed(RolloutError):
+    """Raised when a judger has no verdict, by the judger itself; the sample has no reward then, and never 0.
+
+    Args:
+        reason: short word of the judger's own (`unparseable`, `no_route`, ...), told before the message.
+        message: what was seen, for people.
+    """
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(f"{reason}: {message}" if message else reason)
+        self.reason = reason
+        self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.message)
 
 
 class ShardFailure(RolloutError):

@@ -25,6 +25,8 @@ from typing import Any, Final
 
 from pebble import ProcessPool
 
+from rollout_svc.blame import place_of
+from rollout_svc.errors import JudgeFailed
 from rollout_svc.plugins import PluginSpec, construct
 
 __all__ = ["JudgerError", "PebbleRunner"]
@@ -43,6 +45,7 @@ class _Answer:
     result: bytes | None
     error: str = ""
     where: str = ""
+    reason: str | None = None  # of a JudgeFailed
 
 
 class PebbleRunner:
@@ -113,6 +116,8 @@ def _opened(answer: asyncio.Future[_Answer]) -> asyncio.Future[Any]:
 
 
 def _read(answer: _Answer) -> Any:
+    if answer.reason is not None:
+        raise JudgeFailed(answer.reason, answer.error)
     if answer.result is None:
         error = JudgerError(answer.error)
         error.add_note(answer.where)
@@ -126,13 +131,16 @@ def _run(sent: bytes) -> _Answer:
         target, options, method, payload = pickle.loads(sent)  # noqa: S301 - from the service itself
         result = getattr(_judger(target, repr(options), options), method)(payload)
         return _Answer(pickle.dumps(result))
+    except JudgeFailed as failed:
+        return _Answer(None, str(failed.message), traceback.format_exc(), str(failed.reason))
     except BaseException as error:  # noqa: BLE001 - an exit too is the judger's failure, and is told as one
         return _Answer(None, *_told(error))
 
 
 def _told(error: BaseException) -> tuple[str, str]:
     try:
-        return f"{type(error).__name__}: {error}", traceback.format_exc()
+        place = place_of(error)
+        return f"{type(error).__name__}: {error}" + (f" ({place})" if place else ""), traceback.format_exc()
     except Exception:  # noqa: BLE001 - an error whose text fails
         return type(error).__name__, ""
 

@@ -12,29 +12,32 @@ Invariants:
 - A call ends for its caller exactly once, whatever the judger does afterwards: a hung or cancelled judge that
   answers later writes nothing.
 - A synchronous judger that is not instant runs in a process that can be killed, and is, at its timeout or at a pause.
-- A failure is a typed SampleFailure, never a number.
+- A failure is a typed SampleFailure, never a number; where its desk says so, the judge is asked again first.
+- A judger that asks others is one judge: they end with it, and each keeps its own limits, timeout and process. It has
+  no clock of its own, so that its others' queueing is not counted against it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
-from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
-from rollout_svc.errors import Interrupted, SampleFailure
+from rollout_svc.blame import place_of
+from rollout_svc.errors import Interrupted, JudgeFailed, SampleFailure
 from rollout_svc.gate import Gate, Lane
+from rollout_svc.judge_desk import JudgeDesk
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.segment import FinishReason
 from rollout_svc.tasks import TaskOwner
 
-__all__ = ["JudgeCall", "JudgeDesk", "JudgedSample", "Judging", "ProcessRunner", "Reward"]
+__all__ = ["Ask", "JudgeCall", "JudgeDesk", "JudgeFailed", "JudgedSample", "Judging", "ProcessRunner", "Reward"]
 
-_SINGLE: Final = "judge"
-_GROUP: Final = "judge_group"
+_LANE: Final[ContextVar[Lane]] = ContextVar("lane of the judge call under way")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,13 @@ class JudgedSample:
     finish_reason: FinishReason | None
 
 
+class Ask(Protocol):
+    """How a judger that is made of others has one of them judge."""
+
+    async def __call__(self, name: str, sample: JudgedSample) -> Reward:
+        """Return the reward of the part of that name; raises SampleFailure, which the judger lets pass."""
+
+
 class ProcessRunner(Protocol):
     """Runs a synchronous judger in a process that can be killed."""
 
@@ -69,77 +79,6 @@ class ProcessRunner(Protocol):
 
     async def close(self) -> None:
         """Kill what runs and end the processes; idempotent."""
-
-
-class JudgeDesk:
-    """One task's judger, its limits, and who waits for it."""
-
-    __slots__ = (
-        "_judger",
-        "_waiting",
-        "by_group",
-        "concurrency",
-        "instant",
-        "is_async",
-        "name",
-        "running",
-        "spec",
-        "timeout_s",
-    )
-
-    def __init__(
-        self, *, name: str, judger: Any, spec: PluginSpec, timeout_s: float, concurrency: int | None = None
-    ) -> None:
-        self.name = name
-        self.spec = spec
-        self.timeout_s = timeout_s
-        self.concurrency = concurrency
-        self.by_group = hasattr(judger, _GROUP)
-        self.is_async = inspect.iscoroutinefunction(getattr(judger, self.method))
-        self.instant = not self.is_async and bool(getattr(judger, "instant", False))
-        self.running = 0
-        self._judger = judger
-        self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
-
-    @property
-    def method(self) -> str:
-        """The method this judger is called by."""
-        return _GROUP if self.by_group else _SINGLE
-
-    def call(self, payload: Any) -> Any:
-        """Make the coroutine of an async judger, or the verdict of an instant one."""
-        return getattr(self._judger, self.method)(payload)
-
-    async def enter(self, lane: Lane) -> None:
-        """Take a place; waits for one, and raises Interrupted when the lane closes meanwhile."""
-        if self.concurrency is None or self.running < self.concurrency:
-            self.running += 1
-            return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((lane, place))
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and place.exception() is None:
-                self.leave()  # it was given just now, and nobody will use it
-            raise
-
-    def leave(self) -> None:
-        """Give the place to whoever waits longest, or back: it is never free in between, so nobody overtakes."""
-        while self._waiting:
-            place = self._waiting.popleft()[1]
-            if not place.done():
-                place.set_result(None)
-                return
-        self.running -= 1
-
-    def turn_away(self, lane: Lane) -> None:
-        """End the wait of everyone of this lane: its gate closed."""
-        for entry in tuple(self._waiting):
-            if entry[0] == lane:
-                self._waiting.remove(entry)
-                if not entry[1].done():
-                    entry[1].set_exception(Interrupted("the gate closed before this judge started"))
 
 
 @dataclass(eq=False, slots=True)
@@ -183,8 +122,20 @@ class Judging:
         return sum(call.lane in wanted for call in self._calls)
 
     def add_desk(self, desk: JudgeDesk) -> None:
-        """Register a task's judger."""
+        """Register a task's judger, and those it asks."""
         self._desks.append(desk)
+        self._seat(desk)
+
+    def _seat(self, desk: JudgeDesk) -> None:
+        for part in desk.parts.values():
+            self._seat(part)
+        if desk.parts:
+            desk.seat(partial(self._ask, desk))
+
+    async def close(self) -> None:
+        """Have every judger give back what it holds; one that fails to does not keep the others from it."""
+        every = [desk for top in self._desks for desk in (top, *top.below())]
+        await asyncio.gather(*(desk.close() for desk in every), return_exceptions=True)
 
     async def judge(self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample]) -> list[Reward]:
         """Judge one sample, or a whole group where the judger is a group judger.
@@ -197,12 +148,43 @@ class Judging:
             SampleFailure: `judge_timeout`, `judge_error` or `judge_invalid`.
         """
         self._refuse_when_closed(lane)
-        if desk.instant:
+        if desk.at_once and not desk.redos:
             return _instant(desk, samples)
+        return await self._repeat(desk, lane, samples, part=False)
+
+    async def _ask(self, whole: JudgeDesk, name: str, sample: JudgedSample) -> Reward:
+        """Have a part judge, within a call of the whole: it is the same judge, so no gate is looked at again."""
+        try:
+            [reward] = await self._repeat(whole.parts[name], _LANE.get(), [sample], part=True)
+        except SampleFailure as failure:
+            raise SampleFailure(failure.reason, f"{name}: {failure.message}") from failure
+        return reward
+
+    async def _repeat(
+        self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample], *, part: bool
+    ) -> list[Reward]:
+        tries = 1
+        while True:
+            try:
+                return await self._once(desk, lane, samples, part=part)
+            except SampleFailure:
+                if tries > desk.redos:
+                    raise
+            await desk.rest(lane, tries)
+            tries += 1
+
+    async def _once(self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample], *, part: bool) -> list[Reward]:
+        if not part:
+            self._refuse_when_closed(lane)
         await desk.enter(lane)
         try:
-            self._refuse_when_closed(lane)
+            if not part:
+                self._refuse_when_closed(lane)
+            if desk.instant:
+                return _instant(desk, samples)
             call = self._start(desk, lane, samples)
+            if not part:
+                self._calls[call] = None
             try:
                 return await call.outcome
             finally:
@@ -236,8 +218,8 @@ class Judging:
         work: asyncio.Future[Any]
         timer = None
         if desk.is_async:
-            work = self._tasks.spawn(f"judge:{ids[0]}", _without_exit(desk.call(payload)), handled=True)
-            timer = loop.call_later(desk.timeout_s, _time_out, outcome, work, desk)
+            work = self._tasks.spawn(f"judge:{ids[0]}", _without_exit(desk.call(payload), lane), handled=True)
+            timer = None if desk.parts else loop.call_later(desk.timeout_s, _time_out, outcome, work, desk)
         elif self._processes is None:
             raise SampleFailure("judge_error", f"{desk.name}: no process to run a synchronous judger in")
         else:
@@ -247,7 +229,6 @@ class Judging:
                 message = f"{desk.name}: no process could take it: {type(error).__name__}: {error}"
                 raise SampleFailure("judge_error", message) from error
         call = JudgeCall(desk, lane, ids, loop.time(), outcome, work, timer)
-        self._calls[call] = None
         work.add_done_callback(lambda done: _deliver(call, done, len(samples)))
         return call
 
@@ -271,8 +252,9 @@ def _instant(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
     return _rewards(verdict, desk, len(samples))
 
 
-async def _without_exit(work: Coroutine[Any, Any, Any]) -> Any:
+async def _without_exit(work: Coroutine[Any, Any, Any], lane: Lane) -> Any:
     """Run a judger; the loop would end the whole service for one that exits."""
+    _LANE.set(lane)  # of this task, and of those that the judger makes
     try:
         return await work
     except SystemExit as error:
@@ -307,12 +289,16 @@ def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | 
 
 
 def _failure(desk: JudgeDesk, error: BaseException) -> SampleFailure:
-    """Tell what a judger raised, also where the error's own text fails."""
+    """Tell what a judger raised, and where, also where the error's own text fails."""
+    if desk.parts and isinstance(error, SampleFailure):
+        return SampleFailure(error.reason, f"{desk.name}: {error.message}")
     try:
-        told = f": {error}"
+        said = str(error) if isinstance(error, JudgeFailed) else f"{type(error).__name__}: {error}"
+        place = "" if isinstance(error, JudgeFailed) or not (desk.is_async or desk.instant) else place_of(error)
+        told = f"{said} ({place})" if place else said  # a process has told its own place
     except Exception:  # noqa: BLE001 - an object of the judger's making
-        told = ""
-    return SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}{told}")
+        told = type(error).__name__
+    return SampleFailure("judge_error", f"{desk.name}: {told}")
 
 
 def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
@@ -332,11 +318,21 @@ def _checked(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:
 
 
 def _reward(value: Any, desk: JudgeDesk) -> Reward:
+    if isinstance(value, JudgeFailed):
+        raise value  # returned as it is, from another process or by a judger's own choice
     reward = value if isinstance(value, Reward) else Reward(value)
-    number = reward.value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not _finite(number):
+    number, parts = reward.value, reward.parts
+    if not _is_number(number):
         raise SampleFailure("judge_invalid", f"{desk.name}: a reward is a finite number, not {value!r:.200}")
-    return reward if type(number) is float else Reward(float(number), reward.parts)
+    if not isinstance(parts, dict) or not all(type(name) is str and _is_number(part) for name, part in parts.items()):
+        message = f"{desk.name}: the parts of a reward are finite numbers by name, not {parts!r:.200}"
+        raise SampleFailure("judge_invalid", message)
+    return reward if type(number) is float else Reward(float(number), parts)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is a finite number; True is none."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and _finite(value)
 
 
 def _finite(number: float) -> bool:

@@ -74,6 +74,10 @@ def construct(spec: PluginSpec, path: str) -> Any:
     _check_options(found, spec, path)
     try:
         return found(**spec.options)
+    except ConfigError as error:  # one that knows which of its options it is
+        raise ConfigError(
+            Problem(f"{path}.{at.path}" if at.path else path, at.message) for at in error.problems
+        ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError.at(path, f"{spec.target!r} refused its options: {type(error).__name__}: {error}") from error
 

@@ -228,8 +228,8 @@ class RolloutService:
             part.close()
         self.survivors = await parts.tasks.close(end := asyncio.get_running_loop().time() + _STOP_MARGIN_S)
         await parts.transport.close()
-        closing = [
-            asyncio.ensure_future(parts.processes.close()),
+        closing: list[asyncio.Future[Any]] = [
+            asyncio.gather(parts.processes.close(), parts.judging.close()),
             asyncio.ensure_future(parts.storage.close()),
             asyncio.ensure_future(parts.trajectories.close()),
             asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),

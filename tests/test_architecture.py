@@ -18,6 +18,7 @@ if not PACKAGE.is_dir():
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
     *("sample_reading", "sample_state", "sample_status", "heavy", "conversation", "tool_calls"),
+    *("blame", "rate"),
     *(
         "config",
         "configfile",
@@ -36,7 +37,17 @@ GROUND = (
 FLOORS = (
     GROUND,
     ("tensors",),
-    ("agent", "sessions", "judging", "judge_processes", "filtering", "engines", "launching"),
+    (
+        "agent",
+        "sessions",
+        "judging",
+        "judge_desk",
+        "judge_making",
+        "judge_processes",
+        "filtering",
+        "engines",
+        "launching",
+    ),
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),

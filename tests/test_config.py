@@ -36,7 +36,16 @@ def test_defaults_are_the_documented_ones() -> None:
                 "name": "a",
                 "prompts": {"jsonl": None, "source": None, "push": True},
                 "agent": {"name": "single_turn", "path": None, "on_pause": None},
-                "judger": {"name": "exact", "path": None, "timeout_s": 60, "concurrency": None},
+                "judger": {
+                    "name": "exact",
+                    "path": None,
+                    "timeout_s": 60,
+                    "concurrency": None,
+                    "requests_per_minute": None,
+                    "on_failure": "fail",
+                    "redos": 3,
+                    "partial": None,
+                },
                 "sampling": {
                     "max_tokens": 256,
                     "temperature": 1.0,

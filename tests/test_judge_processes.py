@@ -169,6 +169,15 @@ async def test_what_was_raised_is_told(bench: Bench) -> None:
             await bench.judge(BREAKS, how=how)
 
 
+async def test_a_reason_of_the_judgers_own_crosses(bench: Bench) -> None:
+    """A JudgeFailed says the same from a process as in the loop; any other error says where it was raised."""
+    with pytest.raises(SampleFailure) as caught:
+        await bench.judge(BREAKS, how="judge_failed")
+    assert str(caught.value) == "judge_error: j: no_tests: as told"
+    with pytest.raises(SampleFailure, match=r"ValueError: as told \(.*tests/support/judgers\.py:\d+\)"):
+        await bench.judge(BREAKS, how="raises")
+
+
 async def test_a_sample_that_cannot_be_sent_is_a_typed_failure(bench: Bench) -> None:
     """A ground truth of a kind that does not cross fails its sample, and nobody else."""  # P12
     spec = PluginSpec(TAKES, {})

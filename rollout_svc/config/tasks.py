@@ -100,6 +100,15 @@ class JudgerConfig(PluginConfig):
     """One judge call may take this long."""
     concurrency: Count | None = None
     """Judge calls at once; null: unbounded."""
+    requests_per_minute: float | None = Field(None, gt=0, le=6_000_000)
+    """Judge calls begun in a minute, spread over it; null: unbounded."""
+    on_failure: Literal["fail", "redo"] = "fail"
+    """What a failed judge call is: a failure of the sample, or a reason to ask the judger again first."""
+    redos: Count = 3
+    """Times one call is made again under `on_failure: redo`, at growing distances, before it is a failure."""
+    partial: Literal["wait", "fail"] | None = None
+    """For judgers of whole groups: a member that failed is made again and waited for (null: this), or ends the
+    group."""
 
 
 class FilterConfig(PluginConfig):

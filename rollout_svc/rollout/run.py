@@ -403,7 +403,9 @@ class GroupRun:
     def _count_failure(self, sample: Sample, failure: SampleFailure) -> bool:
         """Put a failed sample where it goes on, or fail its group for good; returns whether it may be tried again."""
         sample.failures += 1
-        final = sample.failures >= self._tools.max_attempts
+        desk = self.runtime.desk
+        awaited = not desk.by_group or desk.partial == "wait" or sample.status is not _S.GENERATING
+        final = sample.failures >= self._tools.max_attempts or not awaited
         tell_failure(self._tools, self.group.prompt.task, sample, failure, sample.failures, final=final)
         if final or sample.status in (_S.COMPLETED, _S.INIT):
             self.end("failed", failure.reason, sample)

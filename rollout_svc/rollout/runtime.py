@@ -13,7 +13,8 @@ from rollout_svc.agent import Agent, OnPause
 from rollout_svc.config import Config, FilterConfig, SamplingConfig, TaskConfig
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.filtering import FilterDesk
-from rollout_svc.judging import JudgeDesk
+from rollout_svc.judge_desk import JudgeDesk
+from rollout_svc.judge_making import make_desk
 from rollout_svc.plugins import construct, resolve
 
 __all__ = ["TaskRuntime", "make_runtimes"]
@@ -66,17 +67,7 @@ def _make(task: TaskConfig, path: str) -> TaskRuntime:
     on_pause: Any = task.agent.on_pause or getattr(agent, "on_pause", "park")
     if on_pause not in _ON_PAUSE:
         raise ConfigError.at(f"{path}.agent", f"its on_pause is {on_pause!r}, not abort or park")
-    spec = resolve(task.judger, "judgers", f"{path}.judger")
-    judger: Any = construct(spec, f"{path}.judger")
-    if not any(callable(getattr(judger, method, None)) for method in ("judge", "judge_group")):
-        raise ConfigError.at(f"{path}.judger", f"{judger!r} has no method judge(sample) or judge_group(samples)")
-    desk = JudgeDesk(
-        name=task.judger.name or spec.target,
-        judger=judger,
-        spec=spec,
-        timeout_s=task.judger.timeout_s,
-        concurrency=task.judger.concurrency,
-    )
+    desk = make_desk(task.judger, f"{path}.judger")
     one_turn = bool(getattr(agent, "one_turn", False))
     kept_by = None if task.filter is None else _make_filter(task.filter, f"{path}.filter")
     return TaskRuntime(

@@ -1,6 +1,8 @@
 """`exact`, `regex` and `function`: what they call right, what wrong, and what they refuse to judge."""
 
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from rollout_judgers.exact import Exact
 from rollout_judgers.function import Function
 from rollout_judgers.regex import Regex
 from rollout_svc.judging import JudgeDesk, Reward
-from rollout_svc.plugins import PluginSpec
+from rollout_svc.plugins import PluginSpec, load_attr
 from tests.support.court import Court, a_sample
 from tests.support.virtual import virtual
 
@@ -138,3 +140,36 @@ def test_what_cannot_be_called_is_no_judger() -> None:
         Function(function="no_such_module:f")
     with pytest.raises(AttributeError):
         Function(function="rollout_svc.judging:no_such_name")
+
+
+@pytest.mark.parametrize("kind", ["together", "awaited_together"])
+def test_a_function_of_a_group_is_a_group_judger(kind: str) -> None:
+    """`group: true` hands over all samples of a group at once, to a plain or an async function."""
+    judger = Function(function=f"tests.support.judgers:{kind}", group=True)
+    desk = desk_of(judger)
+    assert (desk.by_group, desk.is_async) == (True, kind == "awaited_together")
+    samples = [a_sample(0), a_sample(1)]
+
+    @virtual
+    async def run() -> None:
+        found = judger.judge_group(samples)
+        assert (await found if desk.is_async else found) == [2.0, 2.0]
+
+    run()
+
+
+def test_keyword_arguments_that_a_function_does_not_take_are_refused() -> None:
+    """Wrong ones are told when the judger is made, not at the first sample."""  # P35
+    with pytest.raises(TypeError, match="no_such"):
+        Function(function=PLAIN, kwargs={"no_such": 1})
+
+
+def test_every_judger_of_the_table_is_there() -> None:
+    """What the project's table of entry points names can be imported, and judges."""
+    path = Path(__file__).parents[2] / "pyproject.toml"
+    if not path.is_file():
+        pytest.skip("only the installed package is here")
+    table = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["entry-points"]["rollout_svc.judgers"]
+    assert {"exact", "regex", "function", "math", "http", "llm", "composed", "router"} <= set(table)
+    for target in table.values():
+        assert callable(load_attr(target))

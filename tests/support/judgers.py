@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rollout_svc.errors import SampleFailure
+from rollout_svc.errors import JudgeFailed, SampleFailure
 from rollout_svc.judging import JudgedSample, Reward
 
 __all__ = ["Breaks", "Counts", "Hangs", "Takes", "plain"]
@@ -76,6 +76,8 @@ class Breaks:
             raise ValueError("as told")
         if self.how == "sample_failure":
             raise SampleFailure("mine", "as told")
+        if self.how == "judge_failed":
+            raise JudgeFailed("no_tests", "as told")
         if self.how == "unpicklable_error":
             raise _Unpicklable("two", "parts")
         if self.how == "unpicklable_result":
@@ -97,3 +99,13 @@ def plain(sample: JudgedSample, *, bonus: float = 0.0) -> float:
 async def awaited(sample: JudgedSample, *, bonus: float = 0.0) -> float:
     """Do the same, in the loop."""
     return plain(sample, bonus=bonus)
+
+
+def together(samples: list[JudgedSample]) -> list[float]:
+    """Give each sample the size of its group."""
+    return [float(len(samples))] * len(samples)
+
+
+async def awaited_together(samples: list[JudgedSample]) -> list[float]:
+    """Do the same, in the loop."""
+    return together(samples)
