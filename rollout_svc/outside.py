@@ -14,7 +14,7 @@ from typing import Final
 
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.engines import HttpTransport, Transport
-from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.launching import Launcher, ProcessLauncher
 from rollout_svc.tensors import Store, Threads, WorkThreads
@@ -36,7 +36,7 @@ def _new_id() -> str:
 
 
 def _processes() -> ProcessRunner:
-    return PebbleRunner(_JUDGE_PROCESSES)
+    return JudgePool(_JUDGE_PROCESSES)
 
 
 def _threads() -> Threads:
