@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import select
 import selectors
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -27,6 +29,7 @@ __all__ = ["GONE_S", "Ran", "Sandbox", "SandboxError"]
 
 GONE_S: Final = 5.0
 """Seconds for killed processes to be gone; they need milliseconds."""
+_FIRST: Final = re.compile(r'"child-pid": (\d+)')  # of bubblewrap, which does not wait for it
 _CHUNK: Final = 1 << 16  # bytes read at once
 _POLL_S: Final = 0.002  # seconds between two looks at processes that are to end
 _LAST_WORDS_S: Final = 0.5  # seconds for the output of a program that has ended
@@ -85,23 +88,24 @@ class Sandbox:
         with contextlib.ExitStack() as held:
             workplace = held.enter_context(tempfile.TemporaryDirectory(prefix="sandbox-"))
             status, written = os.pipe()
+            info = os.dup(written)
             held.callback(os.close, status)
             given = {_content(held, content): name for name, content in (files or {}).items()}
             if self._walls.kind == "none":
                 _write(workplace, files or {})
-            line = self._walls.command(command, bounds, given, written, workplace)
+            line = self._walls.command(command, bounds, given, status=written, info=info, workplace=workplace)
             try:
-                process = _start(line, [written, *given], workplace if self._walls.kind == "none" else "/")
+                process = _start(line, [written, info, *given], workplace if self._walls.kind == "none" else "/")
             except OSError as error:
                 raise SandboxError(f"{line[0]}: {error.strerror or error}") from error
             finally:
                 os.close(written)
-            run = _Run(process, stdin, bounds)
-            ran = run.finish()
+                os.close(info)
             os.set_blocking(status, False)
-            with contextlib.suppress(BlockingIOError):
-                if READY.encode() in os.read(status, len(READY)):
-                    return ran
+            run = _Run(process, stdin, bounds, status)
+            ran = run.finish()
+            if READY in run.status():
+                return ran
             raise SandboxError(
                 f"the sandbox could not be built: {ran.stderr.strip()[-500:] or ran.killed or 'it ended'}"
             )
@@ -110,8 +114,10 @@ class Sandbox:
 class _Run:
     """A program under way."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, limits: Limits) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, limits: Limits, status: int) -> None:
         self._process = process
+        self._status = status
+        self._told = ""
         self._limits = limits
         self._unfed = memoryview(stdin)
         self._begun = time.monotonic()
@@ -126,11 +132,20 @@ class _Run:
                 self._kill()
                 self._read_rest(selector)
         finally:
-            self._kill()
-            _bury(self._process)
+            first = _FIRST.search(self.status())
+            with _watched(int(first[1]) if first else None) as gone:
+                self._kill()
+                _bury(self._process)
+                gone()
         code = None if self._killed else self._process.returncode
         text = {name: bytes(written).decode(errors="replace") for name, written in self._written.items()}
         return Ran(code, text["stdout"], text["stderr"], self._killed, time.monotonic() - self._begun)
+
+    def status(self) -> str:
+        """What was said by whoever built the walls."""
+        with contextlib.suppress(BlockingIOError):
+            self._told += os.read(self._status, _CHUNK).decode(errors="replace")
+        return self._told
 
     @contextlib.contextmanager
     def _pipes(self, selector: selectors.BaseSelector) -> Iterator[None]:
@@ -193,6 +208,28 @@ class _Run:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _watched(pid: int | None) -> Iterator[Callable[[], None]]:
+    """Watch a process that is not our child; gives what waits for its end."""
+    try:
+        descriptor = -1 if pid is None else os.pidfd_open(pid)
+    except ProcessLookupError:
+        descriptor = -1
+    if pid is None or descriptor < 0:
+        yield lambda: None
+        return
+
+    def wait() -> None:
+        select.select([descriptor], [], [], GONE_S)
+        with contextlib.suppress(ChildProcessError):  # it became our child where orphans do
+            os.waitpid(pid, os.WNOHANG)
+
+    try:
+        yield wait
+    finally:
+        os.close(descriptor)
 
 
 def _bury(process: subprocess.Popen[bytes]) -> None:

@@ -48,7 +48,6 @@ _BUILD: Final = """
 set -eu
 size=$1 root=$2 status=$3 bound=$4 files=$5
 shift 5
-mount --make-rprivate /
 mount -t tmpfs -o mode=755,size=1m,nosuid,nodev tmpfs "$root"
 old=$root/.old
 mkdir "$root/dev" "$root/proc" "$root/tmp" "$root/dev/shm" "$old"
@@ -75,7 +74,7 @@ done
 cd "$root"
 pivot_root . .old
 umount -l /.old
-mount -o remount,ro,nosuid,nodev /
+mount -o remount,bind,ro,nosuid,nodev /
 cd /tmp
 echo ready > "/proc/self/fd/$status"
 set +e
@@ -97,7 +96,14 @@ class Walls:
     readable: tuple[str, ...] = ()
 
     def command(
-        self, command: Sequence[str], limits: Limits, files: Mapping[int, str], status: int, workplace: str
+        self,
+        command: Sequence[str],
+        limits: Limits,
+        files: Mapping[int, str],
+        *,
+        status: int,
+        info: int,
+        workplace: str,
     ) -> list[str]:
         """Return the command line that runs `command` inside.
 
@@ -106,11 +112,12 @@ class Walls:
             limits: what it may use.
             files: names of files it finds in its home, by the descriptors their content is read from.
             status: a descriptor that `READY` is written to once the walls stand.
+            info: a copy of it, for bubblewrap, which closes it.
             workplace: an empty directory, outside.
         """
         limited = ["prlimit", *limits.as_arguments(), "--"]
         if self.kind == "bubblewrap":
-            return [*self._bubblewrap(limits, files), *limited, *_announced(status), *command]
+            return [*self._bubblewrap(limits, files, info), *limited, *_announced(status), *command]
         if self.kind == "unshare":
             listed = "\n".join(f"{descriptor} {name}" for descriptor, name in files.items())
             built = [str(limits.file_bytes), workplace, str(status), "\n".join(self._bound()), listed]
@@ -121,8 +128,9 @@ class Walls:
         python = [prefix for prefix in (sys.base_prefix, *self.readable) if not prefix.startswith("/usr/")]
         return [*_SYSTEM, *python]
 
-    def _bubblewrap(self, limits: Limits, files: Mapping[int, str]) -> list[str]:
+    def _bubblewrap(self, limits: Limits, files: Mapping[int, str], info: int) -> list[str]:
         walls = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+        walls += ["--info-fd", str(info)]  # says who the first process in there is
         for name, value in ENVIRONMENT.items():
             walls += ["--setenv", name, value]
         for path in self._bound():
@@ -131,7 +139,9 @@ class Walls:
             else:
                 walls += ["--ro-bind-try", path, path]
         size = str(limits.file_bytes)
-        walls += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", HOME]
+        walls += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        for place in ("/dev/shm", HOME):  # noqa: S108 - in there, of its own
+            walls += ["--size", size, "--tmpfs", place]
         for descriptor, name in files.items():
             walls += ["--file", str(descriptor), f"{HOME}/{name}"]
         return [*walls, "--chdir", HOME, "--remount-ro", "/", "--"]
@@ -141,9 +151,9 @@ def choose(wanted: Kind | Literal["auto"], readable: Sequence[str] = ()) -> Wall
     """Return walls that stand here; or why there are none."""
     if wanted == "none":
         return Walls("none", tuple(readable))
-    order: tuple[Kind, ...] = ("unshare", "bubblewrap") if os.geteuid() == 0 else ("bubblewrap", "unshare")
+    order: tuple[Kind, ...] = ("bubblewrap", "unshare") if wanted == "auto" else (wanted,)
     problems = []
-    for kind in order if wanted == "auto" else (wanted,):
+    for kind in order:
         walls = Walls(kind, tuple(readable))
         problem = _problem(walls)
         if problem is None:
@@ -155,6 +165,8 @@ def choose(wanted: Kind | Literal["auto"], readable: Sequence[str] = ()) -> Wall
 @functools.cache
 def _problem(walls: Walls) -> str | None:
     """Why these walls do not stand here; None where they do, which was tried."""
+    if walls.kind == "bubblewrap" and os.geteuid() == 0:
+        return "under root it bounds no processes"
     missing = [tool for tool in (("bwrap", "prlimit") if walls.kind == "bubblewrap" else _TOOLS) if not _found(tool)]
     if missing:
         return f"{', '.join(missing)} is not installed"
