@@ -25,6 +25,7 @@ from rollout_svc.evaluations.evaluations import Evaluations, apart
 from rollout_svc.events import EventBus
 from rollout_svc.feasible import infeasible, partials_usable, remarks
 from rollout_svc.gate import Gate, Lane
+from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import Judging, ProcessRunner
 from rollout_svc.launching import launch_problems
 from rollout_svc.ledger import Ledger
@@ -259,7 +260,8 @@ class _Ground:
         self.tasks = TaskOwner(on_death)
         self.transport = outside.transport()
         self.storage = storage
-        self.processes = outside.processes()
+        own = outside.processes
+        self.processes: ProcessRunner = JudgePool(config.judges.processes) if own is None else own()
         self.handles = Handles(debug=config.memory.debug)
         self.experts = ExpertsDesk(config.experts, self.handles, store, outside.threads(), self.tasks, bus)
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)

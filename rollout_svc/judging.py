@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 from rollout_svc import blame
 from rollout_svc.errors import Interrupted, SampleFailure
 from rollout_svc.gate import Gate, Lane
+from rollout_svc.judge_figures import JudgeFigures
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.segment import FinishReason
 from rollout_svc.tasks import TaskOwner
@@ -114,6 +115,7 @@ class JudgeDesk:
         "_waiting",
         "by_group",
         "concurrency",
+        "figures",
         "instant",
         "is_async",
         "name",
@@ -133,8 +135,14 @@ class JudgeDesk:
         self.is_async = inspect.iscoroutinefunction(getattr(judger, self.method))
         self.instant = not self.is_async and bool(getattr(judger, "instant", False))
         self.running = 0
+        self.figures = JudgeFigures()
         self._judger = judger
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait for a place."""
+        return len(self._waiting)
 
     @property
     def method(self) -> str:
@@ -188,6 +196,19 @@ class JudgeCall:
     outcome: asyncio.Future[list[Reward]]
     work: asyncio.Future[Any]
     timer: asyncio.TimerHandle | None = None
+    asked: float = 0.0
+    """When it was asked for; `since`: when it had its judger's place."""
+
+    @property
+    def begun(self) -> float | None:
+        """When it began to run; None while it waits for a process."""
+        return self.work.clock.begun if isinstance(self.work, TimedFuture) else self.since
+
+    def run_s(self, now: float) -> float:
+        """Seconds it ran so far, or in all where a process said so."""
+        if isinstance(self.work, TimedFuture) and self.work.clock.run_s is not None:
+            return self.work.clock.run_s
+        return 0.0 if self.begun is None else now - self.begun
 
 
 class Judging:
@@ -219,7 +240,18 @@ class Judging:
 
     def add_desk(self, desk: JudgeDesk) -> None:
         """Register a task's judger."""
+        same = next((other.figures for other in self._desks if other.name == desk.name), desk.figures)
+        desk.figures = same
         self._desks.append(desk)
+
+    def as_json(self) -> dict[str, Any]:
+        """What each judger costs, by its name."""
+        found: dict[str, Any] = {}
+        for name, figures in {desk.name: desk.figures for desk in self._desks}.items():
+            begun = [call.begun is not None for call in self._calls if call.desk.name == name]
+            queued = sum(desk.queued for desk in self._desks if desk.name == name)
+            found[name] = figures.as_json(running=sum(begun), waiting=queued + len(begun) - sum(begun))
+        return found
 
     async def judge(self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample]) -> list[Reward]:
         """Judge one sample, or a whole group where the judger is a group judger.
@@ -234,13 +266,16 @@ class Judging:
         self._refuse_when_closed(lane)
         if desk.instant:
             return _instant(desk, samples)
+        asked = asyncio.get_running_loop().time()
         await desk.enter(lane)
         try:
             self._refuse_when_closed(lane)
             call = self._start(desk, lane, samples)
+            call.asked = asked
             try:
                 return await call.outcome
             finally:
+                _count(call)
                 self._end(call)
         finally:
             desk.leave()
@@ -298,7 +333,30 @@ class Judging:
             call.outcome.cancel()
 
 
+def _count(call: JudgeCall) -> None:
+    """Put a call that ends into its judger's figures; one that was cut short is only counted."""
+    figures = call.desk.figures
+    error = None if not call.outcome.done() or call.outcome.cancelled() else call.outcome.exception()
+    if not call.outcome.done() or call.outcome.cancelled() or isinstance(error, Interrupted):
+        figures.interrupted += 1
+        return
+    now = asyncio.get_running_loop().time()
+    queue_s = max(0.0, (now if call.begun is None else call.begun) - call.asked)
+    failed = error.reason if isinstance(error, SampleFailure) else None
+    figures.ended(call.sample_ids[0], queue_s, call.run_s(now), failed)
+
+
 def _instant(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
+    try:
+        rewards = _asked_at_once(desk, samples)
+    except SampleFailure as failure:
+        desk.figures.failed[failure.reason] += 1
+        raise
+    desk.figures.judged += 1
+    return rewards
+
+
+def _asked_at_once(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
     try:
         verdict = desk.call(list(samples) if desk.by_group else samples[0])
     except (Exception, SystemExit) as error:

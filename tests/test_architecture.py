@@ -36,7 +36,7 @@ GROUND = (
 FLOORS = (
     GROUND,
     ("tensors",),
-    ("agent", "sessions", "judging", "judge_processes", "filtering", "engines", "launching"),
+    ("agent", "sessions", "judge_figures", "judging", "judge_processes", "filtering", "engines", "launching"),
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),

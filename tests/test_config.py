@@ -71,6 +71,7 @@ def test_defaults_are_the_documented_ones() -> None:
             "tail_batch_size": None,
             "tail_after_aborts": 2,
         },
+        "judges": {"processes": 2},
         "pause": {"mode": "abort", "deadline_s": 30, "abort_interval_s": 5, "quarantine_s": 60},
         "buffer": {"path": None, "lease_s": 3600, "max_bytes": None},
         "journal": {"partial_interval_s": 1.0, "synchronous": "normal", "keep_steps": 64},
