@@ -9,10 +9,14 @@ import pytest
 
 from rollout_judgers.code import Code
 from rollout_judgers.sandbox import choose
-from rollout_svc.errors import ConfigError
-from rollout_svc.judging import Reward
+from rollout_svc.errors import ConfigError, SampleFailure
+from rollout_svc.gate import Gate
+from rollout_svc.judge_processes import JudgePool
+from rollout_svc.judging import JudgeDesk, Judging, Reward
 from rollout_svc.plugins import PluginSpec, construct
+from rollout_svc.tasks import TaskOwner
 from tests.support.court import a_sample
+from tests.support.processes import lives
 
 AUTO = choose("auto")
 pytestmark = pytest.mark.skipif(isinstance(AUTO, str), reason=str(AUTO))
@@ -62,13 +66,13 @@ def test_functions_are_tested_by_what_they_do(response: str, truth: Any, share: 
         "import os\nos.kill(os.getpid(), 9)",
         "print('[0, true]\\n[1, true]')",
         "def f(*_, **__):\n  import os\n  os._exit(0)",
-        "import sys\nsys.stdout.write('x' * 10_000_000)\nwhile True: print('x' * 100_000)",
+        "import sys\nsys.stdout.write('x' * 10_000_000)\nprint('x' * 100_000)",
     ],
 )
 @pytest.mark.parametrize("truth", [SUMS, ASSERTS, CASES], ids=["programs", "asserts", "cases"])
 def test_ending_well_passes_no_test(response: str, truth: Any) -> None:
     """An exit code of 0, an end in the middle, or a flood is not a passed test."""
-    assert judge(response, truth, test_timeout_s=1.0, total_s=1.0).value == 0.0
+    assert judge(response, truth, test_timeout_s=5.0, total_s=5.0).value == 0.0
 
 
 def test_a_hang_costs_what_was_not_reached() -> None:
@@ -98,6 +102,31 @@ def test_without_walls_it_refuses_or_warns(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     with pytest.warns(RuntimeWarning, match="without walls"):
         assert judge("print(sum(map(int, input().split())))", SUMS, sandbox="none").value == 1.0
+
+
+async def test_a_judge_call_that_is_killed_takes_its_sandbox_with_it() -> None:
+    """At the judge's own timeout nothing is left of what the answer started, and the next one is judged."""  # P21
+    pool = JudgePool(max_workers=1)
+    judging = Judging(gate=Gate(), tasks=TaskOwner(), processes=pool)
+    spec = PluginSpec("rollout_judgers.code:Code", {"total_s": 30.0, "test_timeout_s": 30.0})
+    hung = "import os, time\nos.fork()\nos.fork() or os.setsid()\ntime.sleep(600)"
+    slow = JudgeDesk(name="slow", judger=construct(spec, "judger"), spec=spec, timeout_s=1.5)
+    with pytest.raises(SampleFailure, match="judge_timeout"):
+        await judging.judge(slow, "train", [a_sample(response=hung, truth=SUMS)])
+    assert not _left()
+    assert (await judging.judge(slow, "train", [a_sample(response="print(7)", truth=SUMS)]))[0].value == 0.5
+    await pool.close()
+
+
+def _left() -> list[Path]:
+    return [path for path in Path("/proc").glob("[0-9]*") if _runs_answer(path) and lives(int(path.name))]
+
+
+def _runs_answer(path: Path) -> bool:
+    try:
+        return (path / "cmdline").read_bytes().endswith(b"\0answer.py\0")
+    except OSError:
+        return False
 
 
 def test_it_is_registered_by_its_name() -> None:

@@ -14,7 +14,7 @@ from rollout_judgers.sandbox.limits import MIB
 from tests.support.processes import lives
 
 PYTHON: Final = [str(Path(sys.base_prefix) / "bin" / "python3"), "-I", "-S"]
-SHORT_S: Final = 0.6
+SHORT_S: Final = 0.4
 MARK: Final = f"marked-{os.getpid()}"
 """In the command line of every process of these tests."""
 

@@ -41,9 +41,9 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UIDS: Final = 100_000_000  # numbers at the far end of those there are, where nobody is
 _PROBE_S: Final = 20.0  # seconds that a first, empty run may take
 
-# Run by the first process of the namespaces. $1: bytes of files; $2: the new root's place, an empty mount point
-# afterwards; $3: the status descriptor; $4: what is bound, a line each; $5: files, `descriptor name` a line each; the
-# rest: the command. The command is not exec'd: the first process has to stay ours.
+# Run by the first process of the namespaces. $1: bytes of files; $2: the directory that the new root covers; $3: the
+# status descriptor; $4: what is bound, a line each; $5: files, `descriptor name` a line each; the rest: the command.
+# The command is not exec'd: the first process has to stay ours.
 _BUILD: Final = """
 set -eu
 size=$1 root=$2 status=$3 bound=$4 files=$5
@@ -113,7 +113,7 @@ class Walls:
             files: names of files it finds in its home, by the descriptors their content is read from.
             status: a descriptor that `READY` is written to once the walls stand.
             info: a copy of it, for bubblewrap, which closes it.
-            workplace: an empty directory, outside.
+            workplace: a directory outside that the new root may cover; its own files with `none`.
         """
         limited = ["prlimit", *limits.as_arguments(), "--"]
         if self.kind == "bubblewrap":
