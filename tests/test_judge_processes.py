@@ -4,6 +4,8 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from rollout_svc.judging import JudgeDesk, Judging, Reward
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tasks import TaskOwner
 from tests.support.court import a_sample
-from tests.support.processes import lives, read_pids
+from tests.support.processes import lives, parent, read_pids, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # what the pool starts belongs to one loop
 
@@ -296,3 +298,31 @@ async def test_a_flooded_queue_counts_against_nobody() -> None:
     outcomes = await asyncio.gather(*(one(number) for number in range(200)))
     assert outcomes == ["judge_timeout" if number % 50 == 7 else float(number) for number in range(200)]
     await runner.close()
+
+
+KILLED = """
+import asyncio, sys
+from rollout_svc.judge_processes import JudgePool
+from rollout_svc.plugins import PluginSpec
+from tests.support.court import a_sample
+
+async def main():
+    options = {"how": "leaves_children_and_hangs", "pids": sys.argv[1]}
+    spec = PluginSpec("tests.support.judgers_hostile:Hostile", options)
+    await JudgePool(max_workers=2).submit(spec, "judge", a_sample(), 600)
+
+asyncio.run(main())
+"""
+
+
+async def test_nothing_outlives_a_service_that_is_killed(tmp_path: Path) -> None:
+    """After `kill -9` of the service its judge processes are gone, and so is all that those started."""  # P21
+    await asyncio.to_thread(_kill_a_service, tmp_path / "pids")
+
+
+def _kill_a_service(pids: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(pids)]) as service:
+        left = read_pids(pids, 2)
+        judges = [parent(pid) for pid in left]
+        service.kill()
+    until(lambda: not any(lives(pid) for pid in (*left, *judges)), "all of them are gone")

@@ -84,7 +84,10 @@ class _Warden:
         self._sweep()
 
     def _obey(self) -> bool:
-        message, descriptors, _, _ = socket.recv_fds(self._control, 64, 2)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, 64, 2)
+        except ConnectionResetError:  # it was killed with words of ours unread
+            return False
         if message[:1] == b"F":
             pid = self._fork(*descriptors)
             self._judges.add(pid)
