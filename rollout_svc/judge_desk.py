@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from rollout_svc.errors import Interrupted
 from rollout_svc.gate import Lane
+from rollout_svc.judge_figures import JudgeFigures
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.rate import TokenBucket
 
@@ -48,6 +49,7 @@ class JudgeDesk:
         "_waiting",
         "by_group",
         "concurrency",
+        "figures",
         "instant",
         "is_async",
         "name",
@@ -83,11 +85,17 @@ class JudgeDesk:
         self.is_async = inspect.iscoroutinefunction(getattr(judger, self.method))
         self.instant = not self.is_async and bool(getattr(judger, "instant", False))
         self.running = 0
+        self.figures = JudgeFigures()
         self._judger = judger
         self._bucket = None if per_minute is None else TokenBucket(per_minute)
         self._waiting: deque[tuple[Lane, asyncio.Future[None]]] = deque()
         self._resting: list[tuple[Lane, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait for a place."""
+        return len(self._waiting)
 
     @property
     def method(self) -> str:

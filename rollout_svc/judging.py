@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
-from rollout_svc.blame import place_of
+from rollout_svc import blame
 from rollout_svc.errors import Interrupted, JudgeFailed, SampleFailure
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.judge_desk import JudgeDesk
@@ -35,7 +35,19 @@ from rollout_svc.plugins import PluginSpec
 from rollout_svc.segment import FinishReason
 from rollout_svc.tasks import TaskOwner
 
-__all__ = ["Ask", "JudgeCall", "JudgeDesk", "JudgeFailed", "JudgedSample", "Judging", "ProcessRunner", "Reward"]
+__all__ = [
+    "Ask",
+    "CallClock",
+    "JudgeCall",
+    "JudgeDesk",
+    "JudgeFailed",
+    "JudgedSample",
+    "JudgerError",
+    "Judging",
+    "ProcessRunner",
+    "Reward",
+    "TimedFuture",
+]
 
 _LANE: Final[ContextVar[Lane]] = ContextVar("lane of the judge call under way")
 
@@ -71,11 +83,35 @@ class Ask(Protocol):
         """Return the reward of the part of that name; raises SampleFailure, which the judger lets pass."""
 
 
+class JudgerError(Exception):
+    """Raised when a judger failed in its process; the message is the error's own, a note its traceback."""
+
+
+@dataclass(slots=True)
+class CallClock:
+    """When a process began a call, and how long it ran; the process runner writes it."""
+
+    begun: float | None = None
+    """Seconds, on the loop's clock."""
+    run_s: float | None = None
+
+
+class TimedFuture(asyncio.Future[Any]):
+    """A call in a process, and its clock."""
+
+    def __init__(self, clock: CallClock) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.clock = clock
+
+
 class ProcessRunner(Protocol):
     """Runs a synchronous judger in a process that can be killed."""
 
     def submit(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> asyncio.Future[Any]:
-        """Start it; cancelling the future kills the call, a TimeoutError ends it after `timeout_s` of running."""
+        """Start it; cancelling the future kills the call, a TimeoutError ends it after `timeout_s` of running.
+
+        The future is a `TimedFuture` where the runner knows when a process began the call.
+        """
 
     async def close(self) -> None:
         """Kill what runs and end the processes; idempotent."""
@@ -92,6 +128,19 @@ class JudgeCall:
     outcome: asyncio.Future[list[Reward]]
     work: asyncio.Future[Any]
     timer: asyncio.TimerHandle | None = None
+    asked: float = 0.0
+    """When it was asked for; `since`: when it had its judger's place."""
+
+    @property
+    def begun(self) -> float | None:
+        """When it began to run; None while it waits for a process."""
+        return self.work.clock.begun if isinstance(self.work, TimedFuture) else self.since
+
+    def run_s(self, now: float) -> float:
+        """Seconds it ran so far, or in all where a process said so."""
+        if isinstance(self.work, TimedFuture) and self.work.clock.run_s is not None:
+            return self.work.clock.run_s
+        return 0.0 if self.begun is None else now - self.begun
 
 
 class Judging:
@@ -123,6 +172,8 @@ class Judging:
 
     def add_desk(self, desk: JudgeDesk) -> None:
         """Register a task's judger, and those it asks."""
+        same = next((other.figures for other in self._desks if other.name == desk.name), desk.figures)
+        desk.figures = same
         self._desks.append(desk)
         self._seat(desk)
 
@@ -137,6 +188,15 @@ class Judging:
         every = [desk for top in self._desks for desk in (top, *top.below())]
         await asyncio.gather(*(desk.close() for desk in every), return_exceptions=True)
 
+    def as_json(self) -> dict[str, Any]:
+        """What each judger costs, by its name."""
+        found: dict[str, Any] = {}
+        for name, figures in {desk.name: desk.figures for desk in self._desks}.items():
+            begun = [call.begun is not None for call in self._calls if call.desk.name == name]
+            queued = sum(desk.queued for desk in self._desks if desk.name == name)
+            found[name] = figures.as_json(running=sum(begun), waiting=queued + len(begun) - sum(begun))
+        return found
+
     async def judge(self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample]) -> list[Reward]:
         """Judge one sample, or a whole group where the judger is a group judger.
 
@@ -150,30 +210,35 @@ class Judging:
         self._refuse_when_closed(lane)
         if desk.at_once and not desk.redos:
             return _instant(desk, samples)
-        return await self._repeat(desk, lane, samples, part=False)
+        asked = asyncio.get_running_loop().time()
+        return await self._repeat(desk, lane, samples, asked, part=False)
 
     async def _ask(self, whole: JudgeDesk, name: str, sample: JudgedSample) -> Reward:
         """Have a part judge, within a call of the whole: it is the same judge, so no gate is looked at again."""
+        asked = asyncio.get_running_loop().time()
         try:
-            [reward] = await self._repeat(whole.parts[name], _LANE.get(), [sample], part=True)
+            [reward] = await self._repeat(whole.parts[name], _LANE.get(), [sample], asked, part=True)
         except SampleFailure as failure:
             raise SampleFailure(failure.reason, f"{name}: {failure.message}") from failure
         return reward
 
     async def _repeat(
-        self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample], *, part: bool
+        self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample], asked: float, *, part: bool
     ) -> list[Reward]:
         tries = 1
         while True:
             try:
-                return await self._once(desk, lane, samples, part=part)
+                return await self._once(desk, lane, samples, asked, part=part)
             except SampleFailure:
                 if tries > desk.redos:
                     raise
             await desk.rest(lane, tries)
             tries += 1
+            asked = asyncio.get_running_loop().time()
 
-    async def _once(self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample], *, part: bool) -> list[Reward]:
+    async def _once(
+        self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample], asked: float, *, part: bool
+    ) -> list[Reward]:
         if not part:
             self._refuse_when_closed(lane)
         await desk.enter(lane)
@@ -183,11 +248,13 @@ class Judging:
             if desk.instant:
                 return _instant(desk, samples)
             call = self._start(desk, lane, samples)
+            call.asked = asked
             if not part:
                 self._calls[call] = None
             try:
                 return await call.outcome
             finally:
+                _count(call)
                 self._end(call)
         finally:
             desk.leave()
@@ -244,7 +311,30 @@ class Judging:
             call.outcome.cancel()
 
 
+def _count(call: JudgeCall) -> None:
+    """Put a call that ends into its judger's figures; one that was cut short is only counted."""
+    figures = call.desk.figures
+    error = None if not call.outcome.done() or call.outcome.cancelled() else call.outcome.exception()
+    if not call.outcome.done() or call.outcome.cancelled() or isinstance(error, Interrupted):
+        figures.interrupted += 1
+        return
+    now = asyncio.get_running_loop().time()
+    queue_s = max(0.0, (now if call.begun is None else call.begun) - call.asked)
+    failed = error.reason if isinstance(error, SampleFailure) else None
+    figures.ended(call.sample_ids[0], queue_s, call.run_s(now), failed)
+
+
 def _instant(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
+    try:
+        rewards = _asked_at_once(desk, samples)
+    except SampleFailure as failure:
+        desk.figures.failed[failure.reason] += 1
+        raise
+    desk.figures.judged += 1
+    return rewards
+
+
+def _asked_at_once(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
     try:
         verdict = desk.call(list(samples) if desk.by_group else samples[0])
     except (Exception, SystemExit) as error:
@@ -282,22 +372,17 @@ def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | 
     if work.cancelled():
         raise SampleFailure("judge_error", f"{desk.name}: the judger cancelled itself")
     if isinstance(error, TimeoutError) and not desk.is_async:
-        raise SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s")
+        raise SampleFailure("judge_timeout", f"{desk.name}: {error}")
     if error is not None:
         raise _failure(desk, error) from error
     return _rewards(work.result(), desk, expected)
 
 
 def _failure(desk: JudgeDesk, error: BaseException) -> SampleFailure:
-    """Tell what a judger raised, and where, also where the error's own text fails."""
+    """Tell what a judger raised, and where in its code; one from a process was told there."""
     if desk.parts and isinstance(error, SampleFailure):
         return SampleFailure(error.reason, f"{desk.name}: {error.message}")
-    try:
-        said = str(error) if isinstance(error, JudgeFailed) else f"{type(error).__name__}: {error}"
-        place = "" if isinstance(error, JudgeFailed) or not (desk.is_async or desk.instant) else place_of(error)
-        told = f"{said} ({place})" if place else said  # a process has told its own place
-    except Exception:  # noqa: BLE001 - an object of the judger's making
-        told = type(error).__name__
+    told = str(error) if isinstance(error, JudgerError | JudgeFailed) else blame.told(error)[0]
     return SampleFailure("judge_error", f"{desk.name}: {told}")
 
 

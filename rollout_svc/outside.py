@@ -14,7 +14,6 @@ from typing import Final
 
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.engines import HttpTransport, Transport
-from rollout_svc.judge_processes import PebbleRunner
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.launching import Launcher, ProcessLauncher
 from rollout_svc.tensors import Store, Threads, WorkThreads
@@ -27,16 +26,11 @@ NewId = Callable[[], str]
 """Makes an id that no other has, 32 hexadecimal digits: SGLang aborts by prefix, so wire ids have one width."""
 
 _ID_BYTES: Final = 16  # as unique as a uuid, at a third of its cost
-_JUDGE_PROCESSES: Final = 2  # at once, for synchronous judgers; they share the machine with the loop
 _TENSOR_THREADS: Final = 2  # one reads while another writes; more would only take the loop's share
 
 
 def _new_id() -> str:
     return os.urandom(_ID_BYTES).hex()
-
-
-def _processes() -> ProcessRunner:
-    return PebbleRunner(_JUDGE_PROCESSES)
 
 
 def _threads() -> Threads:
@@ -49,7 +43,7 @@ class Outside:
 
     Attributes:
         transport: carries calls to engines.
-        processes: runs synchronous judgers.
+        processes: runs synchronous judgers; None: `judges.processes` of them do.
         launcher: starts engines.
         groups: looks up the placement groups of the Ray cluster at an address.
         tensors: makes what keeps heavy tensors; None: as `experts.store` says.
@@ -61,7 +55,7 @@ class Outside:
     """
 
     transport: Callable[[], Transport] = HttpTransport
-    processes: Callable[[], ProcessRunner] = _processes
+    processes: Callable[[], ProcessRunner] | None = None
     launcher: Callable[[], Launcher] = ProcessLauncher
     groups: Callable[[str], Groups] = RayGroups
     tensors: Callable[[], Store] | None = None

@@ -72,6 +72,7 @@ def describe(parts: Parts, state: str, plan: Plan) -> dict[str, Any]:
         },
         "tensors": _tensors(parts.handles),
         "trajectories": parts.trajectories.as_json(),
+        "judges": parts.judging.as_json(),
         "evaluations": parts.evaluations.as_json(),
         "sessions": parts.sessions.as_json(),
         "ledger": parts.ledger.as_json(),

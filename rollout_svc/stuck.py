@@ -127,8 +127,8 @@ class _Scene:
         if member.stage == "judging":
             judger = run.runtime.desk.name
             judge = self.judges.get(sample.sample_id)
-            where = "waiting_for_judge" if judge is None else "judging"
-            since = max(member.since, member.judging_since) if judge is None else judge.since
+            where = "waiting_for_judge" if judge is None or judge.begun is None else "judging"
+            since = max(member.since, member.judging_since) if judge is None else judge.begun or judge.since
             tasks = tasks if judge is None else (member.task, judge.work)
         elif member.stage == "starting" or member.context is None:
             where, since = "starting", member.since

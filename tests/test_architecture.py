@@ -31,6 +31,7 @@ GROUND = (
         "await_chain",
         "copying",
         "collective",
+        "blame",
     ),
 )
 """Imported by everyone; they import each other."""
@@ -40,6 +41,7 @@ FLOORS = (
     (
         "agent",
         "sessions",
+        "judge_figures",
         "judging",
         "judge_desk",
         "judge_making",

@@ -80,6 +80,7 @@ def test_defaults_are_the_documented_ones() -> None:
             "tail_batch_size": None,
             "tail_after_aborts": 2,
         },
+        "judges": {"processes": 2},
         "pause": {"mode": "abort", "deadline_s": 30, "abort_interval_s": 5, "quarantine_s": 60},
         "weights": {"on_failure": "stop", "update_timeout_s": None, "check_files": True},
         "buffer": {"path": None, "lease_s": 3600, "max_bytes": None},

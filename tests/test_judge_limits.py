@@ -199,7 +199,7 @@ async def test_where_a_judger_raised_is_told() -> None:
     async def behave() -> Any:
         return int("x")
 
-    with pytest.raises(SampleFailure, match=r"ValueError: invalid literal.* \(.*test_judge_limits\.py:\d+\)"):
+    with pytest.raises(SampleFailure, match=r"ValueError: invalid literal.* \(.*test_judge_limits\.py:\d+ in behave\)"):
         await Court(Judger(behave)).ask()
 
 

@@ -12,6 +12,8 @@ from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
+from rollout_svc.judge_processes import JudgePool
+from rollout_svc.judging import ProcessRunner
 from rollout_svc.ledger import Ledger
 from rollout_svc.outside import Outside
 from rollout_svc.rollout.settling import Settling
@@ -46,7 +48,8 @@ class Ground:
         self.sessions = Sessions(config.sessions, tasks=self.tasks, gate=self.gate)
         self.transport = outside.transport()
         self.storage = storage
-        self.processes = outside.processes()
+        own = outside.processes
+        self.processes: ProcessRunner = JudgePool(config.judges.processes) if own is None else own()
         self.handles = Handles(debug=config.memory.debug)
         self.experts = ExpertsDesk(config.experts, self.handles, store, outside.threads(), self.tasks, bus)
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)

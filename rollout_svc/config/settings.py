@@ -25,6 +25,7 @@ __all__ = [
     "EvaluationConfig",
     "ExpertsConfig",
     "JournalConfig",
+    "JudgesConfig",
     "MemoryConfig",
     "PauseConfig",
     "ProducerConfig",
@@ -213,6 +214,13 @@ class JournalConfig(Settings):
     """Trainer steps for which the prompts of consumed groups are kept, so that an earlier step can be restored."""
 
 
+class JudgesConfig(Settings):
+    """Processes in which synchronous judgers, and tools, run."""
+
+    processes: int = Field(2, ge=1, le=1024)
+    """Calls at once; they share the machine with the service."""
+
+
 class PauseConfig(Settings):
     """How a pause stops the stage."""
 
@@ -270,6 +278,8 @@ class Config(Settings):
     """What the trainer consumes."""
     producer: ProducerConfig = ProducerConfig()
     """How work is started."""
+    judges: JudgesConfig = JudgesConfig()
+    """Where synchronous judgers run."""
     pause: PauseConfig = PauseConfig()
     """How the stage stops."""
     weights: WeightsConfig = WeightsConfig()

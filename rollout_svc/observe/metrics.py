@@ -156,6 +156,10 @@ class Metrics:
         self._tensors = Gauge("rollout_tensor_bytes", "Bytes of those", ["kind"], registry=registry)
         self._lost = Counter("rollout_tensor_handles_lost", "Handles that nobody released", registry=registry)
         self._known_lost = 0
+        self._judges = Gauge("rollout_judge_calls", "Judge calls", ["judger", "state"], registry=registry)
+        self._judge_s = Gauge(
+            *("rollout_judge_seconds", "Judge calls: in line, and running", ["judger", "part", "of"]), registry=registry
+        )
         self._eval = Gauge(
             "rollout_evaluation_ledger", "Groups and samples of lane eval", ["unit", "account"], registry=registry
         )
@@ -188,6 +192,7 @@ class Metrics:
         for kind, tensors in status["tensors"].items():
             self._handles.labels(kind).set(tensors["handles"])
             self._tensors.labels(kind).set(tensors["bytes"])
+        _fill_judges(self._judges, self._judge_s, status.get("judges", {}))
         lost = sum(tensors["lost"] for tensors in status["tensors"].values())
         self._lost.inc(max(0, lost - self._known_lost))
         self._known_lost = max(lost, self._known_lost)
@@ -196,6 +201,20 @@ class Metrics:
         self._version.set(status["weight_version"])
         self._rss.set(status["rss_bytes"])
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+def _fill_judges(calls: Gauge, seconds: Gauge, judges: Mapping[str, Mapping[str, Any]]) -> None:
+    """Show what each judger costs."""
+    calls.clear()
+    seconds.clear()
+    for judger, figures in judges.items():
+        for state in ("running", "waiting", "judged", "interrupted"):
+            calls.labels(judger, state).set(figures[state])
+        for reason, number in figures["failed"].items():
+            calls.labels(judger, reason).set(number)
+        for part in ("queue", "run"):
+            for of in ("p50", "max"):
+                seconds.labels(judger, part, of).set(figures[f"{part}_s"][of])
 
 
 def _fill(gauge: Gauge, values: Mapping[str, Mapping[str, float]]) -> None:

@@ -318,6 +318,8 @@ class Status(Record):
     """By kind (`experts`, …); empty where there never was one."""
     trajectories: TrajectoriesRecord | None
     """Null: none are kept."""
+    judges: dict[str, dict[str, Any]]
+    """By judger: counts, seconds in line and running, and the slowest samples."""
     evaluations: EvaluationsRecord
     sessions: SessionsRecord
     ledger: AccountBook

@@ -14,7 +14,7 @@ from rollout_svc.config import JudgerConfig
 from rollout_svc.errors import ConfigError, Interrupted, SampleFailure
 from rollout_svc.gate import LANES
 from rollout_svc.judge_making import make_desk
-from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import ProcessRunner, Reward
 from tests.support.composed import Awaited
 from tests.support.court import Court, a_sample, now
@@ -70,7 +70,7 @@ def test_a_weighted_sum_is_one(parts: dict[str, tuple[float, float]]) -> None:
 
 async def test_each_part_runs_where_it_belongs() -> None:
     """A synchronous part runs in a process, also inside a composed one; instant and async ones in the loop."""  # P21
-    runner = PebbleRunner(max_workers=1)
+    runner = JudgePool(1)
     inner = composed(sync={"path": WHERE}, here={"path": HERE, "weight": 2})
     try:
         court = court_of(composed(inner=inner, other=awaited(weight=-1)), runner)

@@ -9,7 +9,7 @@ import pytest
 from rollout_judgers.math import Math, as_math
 from rollout_svc.errors import ConfigError, SampleFailure
 from rollout_svc.gate import Gate
-from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import JudgeDesk, JudgeFailed, Judging
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.tasks import TaskOwner
@@ -101,7 +101,7 @@ def test_what_cannot_be_judged_is_never_0(options: dict[str, Any], response: Any
 @needs_math
 async def test_a_formula_that_never_ends_is_killed() -> None:
     """The judge process is killed at the timeout, and the next sample is judged."""  # P21
-    runner = PebbleRunner(max_workers=1)
+    runner = JudgePool(1)
     judging = Judging(gate=Gate(), tasks=TaskOwner(), processes=runner)
     spec = PluginSpec("rollout_judgers.math:Math", {})
     try:
