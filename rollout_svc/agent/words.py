@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollout_svc.chat_template import BAD_PROMPT, Functions, Messages
-from rollout_svc.conversation import added_ids
+from rollout_svc.conversation import Growth
 from rollout_svc.errors import ConfigError, SampleFailure
 from rollout_svc.tokens import TextCodec
 
@@ -18,10 +18,11 @@ __all__ = ["Words"]
 class Words:
     """The tokenizer and its chat template, for an agent loop; every method raises SampleFailure `bad_prompt`."""
 
-    __slots__ = ("_codec",)
+    __slots__ = ("_codec", "_growth")
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
+        self._growth = Growth()
 
     async def first(self, messages: Messages, tools: Functions | None = None) -> list[int]:
         """The ids that a conversation begins with, up to where the model speaks."""
@@ -33,9 +34,11 @@ class Words:
     async def added(
         self, before: Messages, new: Messages, last_id: int | None, tools: Functions | None = None
     ) -> list[int]:
-        """The ids that new messages add after the model's own turn; see `conversation.added_ids`."""
+        """The ids that new messages add after the model's own turn; see `conversation.Growth`."""
         try:
-            return await self._codec.work(lambda tokenizer: added_ids(tokenizer, before, new, last_id, tools))
+            return await self._codec.work(
+                lambda tokenizer: self._growth.added_ids(tokenizer, before, new, last_id, tools)
+            )
         except ConfigError as error:
             raise SampleFailure(BAD_PROMPT, str(error)) from error
 

@@ -87,7 +87,8 @@ class Session:
             self.last_used = asyncio.get_running_loop().time()
             if not await self._context.may_speak(self._hold_s):
                 raise NotNow("paused", "the stage is paused", retry_after_s=_RETRY_S)
-            prefix = await self._prepare(asked)
+            found, added = await self._prepare(asked)
+            prompt_tokens = len(found.ids) + len(added)
             try:
                 turn = await self._context.generate(None, self._sampling(asked))
             except BaseException:
@@ -95,23 +96,22 @@ class Session:
                     self._context.drop_turn()
                 raise
             said = read_said(await self._context.words.text(turn.ids), self.turns, self._form)
-            self._branches.spoke(asked.messages, prefix, said.as_message(), turn.ids, asked.tools)
+            self._branches.spoke(asked.messages, added, said.as_message(), turn.ids, found)
             self.turns += 1
             self.last_used = asyncio.get_running_loop().time()
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
-            return Answer(answer_id, said, end, len(prefix), len(turn.ids))
+            return Answer(answer_id, said, end, prompt_tokens, len(turn.ids))
 
-    async def _prepare(self, asked: Asked) -> list[int]:
-        """Have the sample end where the model is to speak; the ids up to there."""
+    async def _prepare(self, asked: Asked) -> tuple[Match, list[int]]:
+        """Have the sample end where the model is to speak; what was known of it, and the ids that were added."""
         found = self._branches.match(asked.messages, asked.tools)
         added = await self._added(asked, found)
-        prefix = found.ids + added
         if found.current:
             self._context.append(added)
-        elif prefix != self.sample.prefix_ids():
+        elif (prefix := found.ids + added) != self.sample.prefix_ids():
             self._context.begin_again(prefix, self._reason(found, asked))
-        return prefix
+        return found, added
 
     async def _added(self, asked: Asked, found: Match) -> list[int]:
         words, tools = self._context.words, asked.tools or None
