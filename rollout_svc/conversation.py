@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 from rollout_svc.chat_template import BAD_PROMPT, Functions, Messages
@@ -39,15 +40,26 @@ class Growth:
     times as long; where it once does not, it is shown whole every time.
     """
 
-    __slots__ = ("_due", "_local", "_tools")
+    __slots__ = ("_due", "_end", "_local", "_tools")
 
     def __init__(self) -> None:
         self._local = True
         self._due = 0  # messages with which it is tried again
         self._tools: Functions | None = None
+        self._end: str | None = None  # of a turn of words alone, as it was written when that was tried last
 
     def __repr__(self) -> str:
         return f"<Growth {'by its end' if self._local else 'whole'}, tried again at {self._due} messages>"
+
+    def shown_chars(self, before: Messages, new: Messages, tools: Functions | None = None) -> float:
+        """How much text the template will be shown; infinite where that is the whole conversation, or tools as well."""
+        ends = _ends(before)
+        if tools or (len(ends) < len(before) and not self._by_ends(before, tools)):
+            return inf
+        return sum(len(str(message.get("content"))) for message in (*ends, *new))
+
+    def _by_ends(self, before: Messages, tools: Functions | None) -> bool:
+        return self._local and len(before) < self._due and tools == self._tools
 
     def added_ids(
         self, tokenizer: Tokenizer, before: Messages, new: Messages, last_id: int | None, tools: Functions | None = None
@@ -59,16 +71,28 @@ class Growth:
         ends = _ends(before)
         if len(ends) == len(before) or not self._local:
             return _added(tokenizer, before, new, tools)
+        if self._end is not None and self._by_ends(before, tools) and _plain(before[-1]):
+            spoken = [*ends[:-1], {"role": "assistant", "content": _WORDS}, *new]
+            text = _after_words(tokenizer.render(spoken, tools, asking=True))
+            if text.startswith(self._end):
+                return text
         try:
             by_ends = _added(tokenizer, ends, new, tools)
         except SampleFailure:  # what it misses, or the fault of `new`: the whole conversation tells
             by_ends = None
-        if by_ends is not None and len(before) < self._due and tools == self._tools:
+        if by_ends is not None and self._by_ends(before, tools):
             return by_ends
         text = _added(tokenizer, before, new, tools)
         self._local = text == by_ends
-        self._due, self._tools = _LOOK_AGAIN * len(before), tools
+        self._due, self._tools, self._end = _LOOK_AGAIN * len(before), tools, None
+        if self._local and _plain(before[-1]):
+            self._end = _end_of_turn(tokenizer, ends, tools)
         return text
+
+
+def _plain(message: Mapping[str, Any]) -> bool:
+    """Whether a message is words alone."""
+    return message.keys() == {"role", "content"}
 
 
 def _ends(messages: Messages) -> Messages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -144,3 +145,17 @@ def test_what_ends_do_not_show_is_shown_whole() -> None:
     assert bytes(growth.added_ids(tokenizer(strict), before, [USER], None)).decode() == ";<user>1 + 1 = ?;"
     with pytest.raises(SampleFailure, match="the chat template refuses them"):
         growth.added_ids(tokenizer("{{ raise_exception('never') }}"), before, [USER], None)
+
+
+def test_how_much_a_template_is_shown() -> None:
+    """The beginning and the end where that is enough; the whole conversation has no bound, and tools have none."""
+    backend = tokenizer(CHATML)
+    growth = Growth()
+    said = {"role": "assistant", "content": "2"}
+    assert growth.shown_chars([USER, said], [USER]) == 2 * len(USER["content"]) + 1
+    before: list[Any] = [USER, said, USER, said]
+    assert growth.shown_chars(before, [USER]) == inf
+    growth.added_ids(backend, before, [USER], None)
+    before += [USER, said]
+    assert growth.shown_chars(before, [USER]) == 2 * len(USER["content"]) + 1
+    assert growth.shown_chars(before, [USER], [{"type": "function"}]) == inf

@@ -148,6 +148,8 @@ class AgentContext:
 
     async def may_speak(self, seconds: float) -> bool:
         """Wait until the lane is open, so long at most; returns whether it is."""
+        if self._signals.is_open(self.lane):
+            return True
         try:
             async with asyncio.timeout(seconds):
                 await self._signals.wait_open(self.lane)
@@ -238,7 +240,7 @@ class AgentContext:
     def _whole_turn(self, finish: FinishReason) -> Turn:
         sample = self._sample
         sample.check(self._attempt)
-        own = tuple(segment for segment in sample.segments if segment.turn == sample.turn and segment.by_model)
+        own = sample.own_segments()
         sample.finish_reason = finish
         sample.turn += 1
         self.turns += 1

@@ -95,13 +95,14 @@ class Session:
                 if not self._context.over:
                     self._context.drop_turn()
                 raise
-            said = read_said(await self._context.words.text(turn.ids), self.turns, self._form)
-            self._branches.spoke(asked.messages, added, said.as_message(), turn.ids, found)
+            made = turn.ids
+            said = read_said(await self._context.words.text(made), self.turns, self._form)
+            self._branches.spoke(asked.messages, added, said.as_message(), made, found)
             self.turns += 1
             self.last_used = asyncio.get_running_loop().time()
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
-            return Answer(answer_id, said, end, prompt_tokens, len(turn.ids))
+            return Answer(answer_id, said, end, prompt_tokens, len(made))
 
     async def _prepare(self, asked: Asked) -> tuple[Match, list[int]]:
         """Have the sample end where the model is to speak; what was known of it, and the ids that were added."""
