@@ -58,6 +58,7 @@ bench: $(VENV)/.installed ## Run every bench (about 52 minutes on 2 cores).
 	$(BIN)/python -m bench.recovery
 	$(BIN)/python -m bench.journal
 	$(BIN)/python -m bench.longtail
+	$(BIN)/python -m bench.sessions
 	$(BIN)/python -m bench.rtensor
 	$(BIN)/python -m bench.weights
 	$(BIN)/python -m bench.judges

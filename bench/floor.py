@@ -49,14 +49,18 @@ class Floor:
     Args:
         url: the engine's base address.
         dialect: what it speaks.
+        lengths: of its prompts, in turn, in tokens.
+        vocab: their ids are below this.
     """
 
-    def __init__(self, url: str, dialect: str = "sglang") -> None:
+    def __init__(
+        self, url: str, dialect: str = "sglang", lengths: Sequence[int] = (PROMPT_TOKENS,), vocab: int = VOCAB
+    ) -> None:
         self._base = URL(url)
         self._wire = WIRES[dialect]
         self._generate_url = self._base / self._wire.path
         rng = random.Random(0)
-        self._prompts = [[rng.randrange(VOCAB) for _ in range(PROMPT_TOKENS)] for _ in range(64)]
+        self._prompts = [[rng.randrange(vocab) for _ in range(lengths[n % len(lengths)])] for n in range(64)]
         self._session: aiohttp.ClientSession | None = None
         self.done = 0
         self.tokens = 0
@@ -130,13 +134,20 @@ class _Window:
             self.closed = True
 
 
-async def measure(url: str, in_flight: int, total: int, dialect: str = "sglang") -> dict[str, Any]:
-    """Measure CPU per request at `in_flight` requests, over `total` of them, warm.
+async def measure(
+    url: str,
+    in_flight: int,
+    total: int,
+    dialect: str = "sglang",
+    lengths: Sequence[int] = (PROMPT_TOKENS,),
+    vocab: int = VOCAB,
+) -> dict[str, Any]:
+    """Measure CPU per request at `in_flight` requests, over `total` of them, warm; further arguments as `Floor`.
 
     Returns:
         `in_flight`, `total`, `cpu_ms_per_request`, `wall_s`, `requests_per_s`.
     """
-    async with Floor(url, dialect) as floor:
+    async with Floor(url, dialect, lengths, vocab) as floor:
         window = _Window(floor, in_flight, total)
 
         async def keep_one_in_flight() -> None:
@@ -229,7 +240,7 @@ async def _run(args: argparse.Namespace) -> dict[str, Any]:
         return {"count": args.abort_and_read, "elapsed_s": elapsed_s}
     if args.fill:
         return {"count": args.fill, "elapsed_s": await fill(url, args.fill)}
-    return await measure(url, args.in_flight, args.total, args.dialect)
+    return await measure(url, args.in_flight, args.total, args.dialect, args.prompt_tokens, args.vocab)
 
 
 def main() -> None:
@@ -239,6 +250,8 @@ def main() -> None:
     parser.add_argument("--dialect", choices=WIRES, default="sglang")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--total", type=int, default=6400)
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[PROMPT_TOKENS], help="lengths, in turn")
+    parser.add_argument("--vocab", type=int, default=VOCAB, help="prompt ids are below this")
     parser.add_argument("--abort-and-read", type=int, default=0, metavar="N", help="time an abort of N held requests")
     parser.add_argument("--keep", type=int, default=0, metavar="N", help="keep N requests at each, until ended")
     parser.add_argument("--fill", type=int, default=0, metavar="N", help="time until N requests are held")

@@ -7,23 +7,98 @@ turn begins.
 
 Invariants:
 
-- Pure, but for the tokenizer's own work.
+- Pure, but for the tokenizer's own work, and what `Growth` remembers.
 - The ids before are a prefix of the ids after, always.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 from rollout_svc.chat_template import BAD_PROMPT, Functions, Messages
 from rollout_svc.errors import SampleFailure
 from rollout_svc.tokens import Tokenizer
 
-__all__ = ["added_ids", "is_continuation"]
+__all__ = ["Growth", "added_ids", "is_continuation"]
 
 _WORDS: Final = "W0rdsThatNobodySays"
 """Stands for what the model said; a template may strip what is around it, not change it."""
+
+
+_LOOK_AGAIN: Final = 4
+"""A conversation that is so many times longer is shown to its template whole once more."""
+
+
+class Growth:
+    """What new messages add, at the same cost however long the conversation is.
+
+    What most templates write for a message depends on its neighbours and on how the conversation began: then it is
+    enough to show them the beginning, up to where the model first spoke, and the model's last words. That this comes to
+    the same is tried on the conversation itself, whole, when it is first long enough and whenever it has become four
+    times as long; where it once does not, it is shown whole every time.
+    """
+
+    __slots__ = ("_due", "_end", "_local", "_tools")
+
+    def __init__(self) -> None:
+        self._local = True
+        self._due = 0  # messages with which it is tried again
+        self._tools: Functions | None = None
+        self._end: str | None = None  # of a turn of words alone, as it was written when that was tried last
+
+    def __repr__(self) -> str:
+        return f"<Growth {'by its end' if self._local else 'whole'}, tried again at {self._due} messages>"
+
+    def shown_chars(self, before: Messages, new: Messages, tools: Functions | None = None) -> float:
+        """How much text the template will be shown; infinite where that is the whole conversation, or tools as well."""
+        ends = _ends(before)
+        if tools or (len(ends) < len(before) and not self._by_ends(before, tools)):
+            return inf
+        return sum(len(str(message.get("content"))) for message in (*ends, *new))
+
+    def _by_ends(self, before: Messages, tools: Functions | None) -> bool:
+        return self._local and len(before) < self._due and tools == self._tools
+
+    def added_ids(
+        self, tokenizer: Tokenizer, before: Messages, new: Messages, last_id: int | None, tools: Functions | None = None
+    ) -> list[int]:
+        """As the function of this name."""
+        return _after(last_id, tokenizer.encode_rendered(self._added(tokenizer, before, new, tools)))
+
+    def _added(self, tokenizer: Tokenizer, before: Messages, new: Messages, tools: Functions | None) -> str:
+        ends = _ends(before)
+        if len(ends) == len(before) or not self._local:
+            return _added(tokenizer, before, new, tools)
+        if self._end is not None and self._by_ends(before, tools) and _plain(before[-1]):
+            spoken = [*ends[:-1], {"role": "assistant", "content": _WORDS}, *new]
+            text = _after_words(tokenizer.render(spoken, tools, asking=True))
+            if text.startswith(self._end):
+                return text
+        try:
+            by_ends = _added(tokenizer, ends, new, tools)
+        except SampleFailure:  # what it misses, or the fault of `new`: the whole conversation tells
+            by_ends = None
+        if by_ends is not None and self._by_ends(before, tools):
+            return by_ends
+        text = _added(tokenizer, before, new, tools)
+        self._local = text == by_ends
+        self._due, self._tools, self._end = _LOOK_AGAIN * len(before), tools, None
+        if self._local and _plain(before[-1]):
+            self._end = _end_of_turn(tokenizer, ends, tools)
+        return text
+
+
+def _plain(message: Mapping[str, Any]) -> bool:
+    """Whether a message is words alone."""
+    return message.keys() == {"role", "content"}
+
+
+def _ends(messages: Messages) -> Messages:
+    """The messages up to the assistant's first, and the last one, which is the assistant's too."""
+    first = next((place for place, message in enumerate(messages) if message.get("role") == "assistant"), 0)
+    return [*messages[:first], messages[-1]]
 
 
 def added_ids(
@@ -42,9 +117,15 @@ def added_ids(
         SampleFailure: `bad_prompt`: the template refuses them, or does not write the conversation so that it grows.
         ConfigError: there is no template.
     """
-    text = _end_of_turn(tokenizer, before, tools) + _grown(tokenizer, before, new, tools)
-    ids = tokenizer.encode_rendered(text)
+    return _after(last_id, tokenizer.encode_rendered(_added(tokenizer, before, new, tools)))
+
+
+def _after(last_id: int | None, ids: list[int]) -> list[int]:
     return ids[1:] if ids and ids[0] == last_id else ids
+
+
+def _added(tokenizer: Tokenizer, before: Messages, new: Messages, tools: Functions | None) -> str:
+    return _end_of_turn(tokenizer, before, tools) + _grown(tokenizer, before, new, tools)
 
 
 def _end_of_turn(tokenizer: Tokenizer, before: Messages, tools: Functions | None) -> str:

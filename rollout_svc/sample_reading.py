@@ -5,6 +5,8 @@ Invariant: nothing here changes anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -97,17 +99,25 @@ class SampleReading:
         own = [token for segment in self.segments if not self._of_this_turn(segment) for token in segment.ids]
         return self.prompt_ids + own
 
+    def _under_way(self) -> Iterator[Segment]:
+        """Segments of the turn that is under way, the last one first: they end the list."""
+        return takewhile(lambda segment: segment.turn == self.turn, reversed(self.segments))
+
+    def own_segments(self) -> tuple[Segment, ...]:
+        """What the model has made in the turn that is under way."""
+        return tuple(segment for segment in self._under_way() if segment.by_model)[::-1]
+
     def _of_this_turn(self, segment: Segment) -> bool:
         return segment.turn == self.turn and segment.by_model
 
     def turn_ids(self) -> list[int]:
         """Tokens the model has made in the turn that is under way (its prefix when it is continued)."""
-        return [token for segment in self.segments if self._of_this_turn(segment) for token in segment.ids]
+        return [token for segment in self.own_segments() for token in segment.ids]
 
     @property
     def turn_length(self) -> int:
         """How many those are."""
-        return sum(len(segment.ids) for segment in self.segments if self._of_this_turn(segment))
+        return sum(len(segment.ids) for segment in self._under_way() if segment.by_model)
 
     def restarts(self, *, partial: bool = True) -> bool:
         """Whether handing it out drops its tokens: only a first turn can be gone on with in another run of the loop.

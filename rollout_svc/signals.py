@@ -59,6 +59,10 @@ class GateSignals:
         self._waking = Waking()
         gate.subscribe(self._changed)
 
+    def is_open(self, lane: Lane) -> bool:
+        """Whether new work of this lane may start."""
+        return self._gate.is_open(lane)
+
     async def wait_open(self, lane: Lane) -> None:
         """Return once the lane is open; it may have closed again when the caller runs: look again before acting."""
         while not self._gate.is_open(lane):

@@ -20,6 +20,7 @@ from rollout_svc.errors import ConfigError, Problem, SampleFailure
 
 __all__ = [
     "BYTE_EOS",
+    "INLINE_TOKENS",
     "MOST_ID",
     "NOT_IDS",
     "ByteTokenizer",
@@ -97,7 +98,11 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn bytes into text, broken characters replaced, ids above 255 left out."""
-        return bytes([token for token in ids if 0 <= token < BYTE_EOS]).decode("utf-8", errors="replace")
+        try:
+            text = bytes(ids)
+        except ValueError:  # the end of sequence, or an id of nothing
+            text = bytes([token for token in ids if 0 <= token < BYTE_EOS])
+        return text.decode("utf-8", errors="replace")
 
     def apply_chat_template(self, messages: Messages, tools: Functions | None = None) -> list[int]:
         """Render the conversation and encode it."""
@@ -196,15 +201,15 @@ class TextCodec:
             return None
         return await self._run(self.tokenizer.decode, ids, small=len(ids) <= INLINE_TOKENS)
 
-    async def work(self, work: Callable[[Tokenizer], R]) -> R:
-        """Do something with the tokenizer, off the event loop.
+    async def work(self, work: Callable[[Tokenizer], R], *, small: bool = False) -> R:
+        """Do something with the tokenizer, off the event loop; `small`: it is for no more than `INLINE_TOKENS`.
 
         Raises:
             SampleFailure: If there is no tokenizer; or whatever `work` raises.
         """
         if self.tokenizer is None:
             raise SampleFailure(BAD_PROMPT, "messages need a tokenizer, and tokenizer.path is null")
-        return await self._run(work, self.tokenizer, small=False)
+        return await self._run(work, self.tokenizer, small=small)
 
     async def _run(self, work: Callable[[A], R], argument: A, *, small: bool) -> R:
         if small and self.tokenizer is not None and self.tokenizer.cheap:

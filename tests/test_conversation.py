@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_svc.chat_template import ChatTemplate
-from rollout_svc.conversation import added_ids, is_continuation
+from rollout_svc.conversation import Growth, added_ids, is_continuation
 from rollout_svc.errors import ConfigError, SampleFailure
 from rollout_svc.tokens import ByteTokenizer
 
@@ -91,3 +92,70 @@ def test_a_continuation() -> None:
     assert is_continuation([USER, CALL], [USER, CALL, TOOL])
     assert not is_continuation([USER, CALL], [USER, CALL])
     assert not is_continuation([USER, CALL], [CALL, USER, TOOL])
+
+
+class Watched(ByteTokenizer):
+    """Knows the longest conversation it was shown."""
+
+    longest = 0
+
+    def render(self, messages: Any, tools: Any = None, *, asking: bool) -> str:
+        self.longest = max(self.longest, len(messages))
+        return super().render(messages, tools, asking=asking)
+
+
+COUNTING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}{{ '!' if messages | length > 20 }}<a>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, THINKING, COUNTING])
+def test_a_long_conversation_is_shown_to_its_template_in_part(template: str) -> None:
+    """What is added is what the whole of it would have; where a template looks further, it is shown all of it again."""
+    backend = Watched(ChatTemplate(template, {}).render)
+    growth = Growth()
+    before: list[Any] = [{"role": "system", "content": "be brief"}, USER]
+    whole, wrong = 0, 0
+    for turn in range(60):
+        before.append({"role": "assistant", "content": str(turn)})
+        new = [USER] if turn % 3 else [TOOL, TOOL]
+        backend.longest = 0
+        found = growth.added_ids(backend, before, new, None)
+        whole += backend.longest == len(before) + len(new)
+        wrong += found != added_ids(tokenizer(template), before, new, None)
+        before += new
+    if template is COUNTING:
+        assert whole > 30  # from the next look on
+        assert wrong < 30
+    else:
+        assert whole <= 6
+        assert wrong == 0
+
+
+def test_what_ends_do_not_show_is_shown_whole() -> None:
+    """A template that refuses the beginning and the end alone is given all, and its own refusals are told."""
+    strict = (
+        "{% if messages | length == 4 %}{{ raise_exception('too few') }}{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    )
+    said = {"role": "assistant", "content": "2"}
+    before = [{"role": "system", "content": "x"}, USER, said, USER, said, USER, said]
+    growth = Growth()
+    assert bytes(growth.added_ids(tokenizer(strict), before, [USER], None)).decode() == ";<user>1 + 1 = ?;"
+    with pytest.raises(SampleFailure, match="the chat template refuses them"):
+        growth.added_ids(tokenizer("{{ raise_exception('never') }}"), before, [USER], None)
+
+
+def test_how_much_a_template_is_shown() -> None:
+    """The beginning and the end where that is enough; the whole conversation has no bound, and tools have none."""
+    backend = tokenizer(CHATML)
+    growth = Growth()
+    said = {"role": "assistant", "content": "2"}
+    assert growth.shown_chars([USER, said], [USER]) == 2 * len(USER["content"]) + 1
+    before: list[Any] = [USER, said, USER, said]
+    assert growth.shown_chars(before, [USER]) == inf
+    growth.added_ids(backend, before, [USER], None)
+    before += [USER, said]
+    assert growth.shown_chars(before, [USER]) == 2 * len(USER["content"]) + 1
+    assert growth.shown_chars(before, [USER], [{"type": "function"}]) == inf

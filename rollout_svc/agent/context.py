@@ -32,6 +32,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from rollout_svc.agent.prefix import Prefix
 from rollout_svc.agent.turn import LOGPROBS_MODE, EngineCaller, OnPause, Turn
 from rollout_svc.agent.words import Words
 from rollout_svc.agent.work import Work
@@ -61,6 +62,7 @@ class AgentContext:
         "_cuts",
         "_engines",
         "_on_parked",
+        "_prefix",
         "_sample",
         "_signals",
         "calling",
@@ -115,6 +117,7 @@ class AgentContext:
         self._engines = engines
         self._signals = signals
         self._on_parked = on_parked
+        self._prefix = Prefix()
 
     def append(self, ids: list[int]) -> None:
         """Add tokens that the model did not make: mask 0, logprob 0.0. They stand before the next turn.
@@ -152,6 +155,8 @@ class AgentContext:
 
     async def may_speak(self, seconds: float) -> bool:
         """Wait until the lane is open, so long at most; returns whether it is."""
+        if self._signals.is_open(self.lane):
+            return True
         try:
             async with asyncio.timeout(seconds):
                 await self._signals.wait_open(self.lane)
@@ -176,7 +181,6 @@ class AgentContext:
         """
         settings = sampling or self.sampling
         sample = self._sample
-        prefix = sample.prefix_ids() if ids is None else ids
         if self.cut is not None:
             raise Interrupted(f"{sample.sample_id}: its turn was cut, this context is over")
         wanted = self.experts and settings.return_routed_experts
@@ -190,7 +194,7 @@ class AgentContext:
             budget = settings.max_tokens - sample.turn_length
             if budget <= 0:
                 return self._whole_turn("length")
-            completion = await self._call(prefix, budget, settings)
+            completion = await self._call(ids, budget, settings)
             if completion is None:
                 await self._park()
                 continue
@@ -213,14 +217,20 @@ class AgentContext:
             if finish != "abort":
                 return self._whole_turn(finish)
 
-    async def _call(self, ids: list[int], budget: int, settings: SamplingConfig) -> Completion | None:
+    async def _call(self, ids: list[int] | None, budget: int, settings: SamplingConfig) -> Completion | None:
         """Make one engine call; None when it was interrupted and this loop parks."""
         sample = self._sample
         self.calling = True
         try:
             # The prefix is put together for the call alone: nothing here holds it while the answer is waited for.
             return await self._engines.generate(
-                sample, self.prompt, self.lane, ids + sample.turn_ids(), budget, settings, experts=self.experts
+                sample,
+                self.prompt,
+                self.lane,
+                self._prefix.of(sample) if ids is None else ids + sample.turn_ids(),
+                budget,
+                settings,
+                experts=self.experts,
             )
         except Interrupted:
             if self.on_pause == "park":
@@ -237,7 +247,7 @@ class AgentContext:
     def _whole_turn(self, finish: FinishReason) -> Turn:
         sample = self._sample
         sample.check(self._attempt)
-        own = tuple(segment for segment in sample.segments if segment.turn == sample.turn and segment.by_model)
+        own = sample.own_segments()
         sample.finish_reason = finish
         sample.turn += 1
         self.turns += 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from rollout_svc.config import SamplingConfig
-from rollout_svc.engines.calls import Completion
+from rollout_svc.engines.calls import Completion, WrittenIds
 from rollout_svc.gate import Lane
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
@@ -58,7 +58,7 @@ class EngineCaller(Protocol):
         sample: Sample,
         prompt: Prompt,
         lane: Lane,
-        input_ids: list[int],
+        input_ids: list[int] | WrittenIds,
         max_tokens: int,
         sampling: SamplingConfig,
         *,

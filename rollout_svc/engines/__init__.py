@@ -12,6 +12,7 @@ from rollout_svc.engines.calls import (
     Reply,
     StreamReader,
     Transport,
+    WrittenIds,
 )
 from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.engines.http import HttpTransport
@@ -38,5 +39,6 @@ __all__ = [
     "StreamReader",
     "Transport",
     "VLLMDialect",
+    "WrittenIds",
     "candidates",
 ]

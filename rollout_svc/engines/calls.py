@@ -30,12 +30,47 @@ __all__ = [
     "Reply",
     "StreamReader",
     "Transport",
+    "WrittenIds",
 ]
 
 LOADING: Final = "loading "
 """What a weight label begins with from before weights begin to load there until all of them are."""
 LogprobMeaning = Literal["raw", "processed", "unknown"]
 """What an engine's logprobs are of: the model's own distribution, or the one sampled from (temperature, top-p, …)."""
+
+
+class WrittenIds(NamedTuple):
+    """Token ids as an engine is sent them.
+
+    Attributes:
+        text: JSON of a list, without its brackets.
+        length: how many ids that is.
+    """
+
+    text: bytes
+    length: int
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> WrittenIds:
+        """Write ids."""
+        return cls(orjson.dumps(ids)[1:-1], len(ids))
+
+    def plus(self, ids: list[int]) -> WrittenIds:
+        """These, and more."""
+        if not ids or not self.length:
+            return WrittenIds.of(ids) if ids else self
+        return WrittenIds(b"%b,%b" % (self.text, orjson.dumps(ids)[1:-1]), self.length + len(ids))
+
+    @property
+    def json(self) -> orjson.Fragment:
+        """The list."""
+        return orjson.Fragment(b"[%b]" % self.text)
+
+    @property
+    def ids(self) -> list[int]:
+        """Read back."""
+        found: list[int] = orjson.loads(b"[%b]" % self.text)
+        return found
 
 
 class Lift(NamedTuple):

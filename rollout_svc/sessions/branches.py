@@ -10,11 +10,13 @@ Invariants:
 - A point is a place where the model spoke, or was about to: between points nothing is gone on from.
 - Ids are never encoded twice: what a point has is what the model was given, or made.
 - The arguments of a call are the same however a client's JSON spells them: the order of keys, 1 for 1.0.
+- A turn costs what is new in it, but for one comparison of the messages: a branch grows in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
@@ -22,22 +24,6 @@ import orjson
 __all__ = ["Branches", "Match"]
 
 Message = dict[str, Any]
-
-
-class Match(NamedTuple):
-    """From where a request goes on.
-
-    Attributes:
-        ids: of the part that is known; empty: nothing is.
-        known: how many of its messages that is.
-        asking: the ids end where the model is to speak: nothing is to be added.
-        current: it goes on from the end of what was said last.
-    """
-
-    ids: list[int]
-    known: int
-    asking: bool
-    current: bool
 
 
 class _Point(NamedTuple):
@@ -58,6 +44,27 @@ class _Branch:
         self.points: list[_Point] = []
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """From where a request goes on.
+
+    Attributes:
+        ids: of the part that is known; empty: nothing is. They grow when it is gone on from: not to be kept.
+        known: how many of its messages that is.
+        asking: the ids end where the model is to speak: nothing is to be added.
+        current: it goes on from the end of what was said last.
+        tools: that the request tells of.
+        branch: whose end it is; None: it is none's.
+    """
+
+    ids: list[int]
+    known: int
+    asking: bool
+    current: bool
+    tools: Sequence[Message] = field(default=(), repr=False, compare=False)
+    branch: _Branch | None = field(default=None, repr=False, compare=False)
+
+
 class Branches:
     """The conversations of one session; the last one that was spoken in is the current one."""
 
@@ -71,47 +78,58 @@ class Branches:
 
     def match(self, messages: Sequence[Message], tools: Sequence[Message]) -> Match:
         """Find the longest known part that a conversation begins with; of equal ones, the one spoken in last."""
-        best = Match([], 0, asking=False, current=False)
+        told, place = list(tools), _Point(0, 0, asking=False)
+        best: _Branch | None = None
         for branch in reversed(self._all):
-            shared = _shared(branch.messages, messages) if branch.tools == list(tools) else 0
-            for point in branch.points:
-                whole = point.messages == len(messages)
-                if point.messages > shared or whole != point.asking or point.messages <= best.known:
-                    continue
-                current = branch is self._all[-1] and point is branch.points[-1]
-                best = Match(branch.ids[: point.ids], point.messages, point.asking, current)
-        return best
+            if branch.tools != told or branch.points[-1].messages <= place.messages:
+                continue
+            found = _last_point(branch, _shared(branch.messages, messages), len(messages))
+            if found is not None and found.messages > place.messages:
+                best, place = branch, found
+        if best is None:
+            return Match([], 0, asking=False, current=False, tools=told)
+        if place is not best.points[-1]:
+            return Match(best.ids[: place.ids], place.messages, place.asking, current=False, tools=told)
+        return Match(best.ids, place.messages, place.asking, best is self._all[-1], told, best)
 
     def spoke(
-        self, asked: Sequence[Message], prefix: list[int], said: Message, made: list[int], tools: Sequence[Message]
+        self, asked: Sequence[Message], added: Sequence[int], said: Message, made: list[int], found: Match
     ) -> None:
         """Take note of a turn.
 
         Args:
             asked: the conversation it answers.
-            prefix: the ids the model was given.
-            said: its words, as the client will send them back.
+            added: the ids of what is new in it.
+            said: the model's words, as the client will send them back.
             made: its ids.
-            tools: that it was told of.
+            found: what was known when it was asked, and nothing was noted since.
         """
-        last = self._all[-1] if self._all else None
-        if last is not None and last.tools == list(tools) and prefix[: len(last.ids)] == last.ids:
-            shared = _shared(last.messages, asked) == len(last.messages)
-        else:
-            shared = False
-        if last is None or not shared:
-            last = _Branch(asked, prefix, tools)
-            self._all.append(last)
-        last.messages = [*asked, said]
-        last.ids = prefix + made
-        last.points += [
-            _Point(len(asked), len(prefix), asking=True),
-            _Point(len(asked) + 1, len(last.ids), asking=False),
-        ]
+        branch = found.branch
+        if branch is None:
+            branch = _Branch(asked, [*found.ids, *added], found.tools)
+        else:  # longer by what is new: what is known of it is kept, and not gone through again
+            self._all.remove(branch)
+            branch.messages += asked[found.known :]
+            branch.ids += added
+        self._all.append(branch)
+        asking = _Point(len(asked), len(branch.ids), asking=True)
+        branch.messages.append(said)
+        branch.ids += made
+        branch.points += [asking, _Point(len(asked) + 1, len(branch.ids), asking=False)]
 
 
-def _shared(known: Sequence[Message], given: Sequence[Message]) -> int:
+def _last_point(branch: _Branch, shared: int, asked: int) -> _Point | None:
+    """The last point of a branch within so many messages; where it ends with what is asked, the model is to speak."""
+    for point in reversed(branch.points):
+        if point.messages <= shared and (point.messages == asked) == point.asking:
+            return point
+    return None
+
+
+def _shared(known: list[Message], given: Sequence[Message]) -> int:
     """How many messages two conversations begin with alike."""
+    if len(known) <= len(given) and list(given[: len(known)]) == known:  # as nearly always, and compared at once
+        return len(known)
     for place, (one, other) in enumerate(zip(known, given, strict=False)):
         if not _same(one, other):
             return place

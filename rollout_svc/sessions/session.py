@@ -137,7 +137,8 @@ class Session:
         await self._wait_to_speak(until)  # each turn for itself: one behind another waits no longer
         async with self._speaking:
             await self._wait_to_speak(until)
-            prefix = await self._prepare(asked)
+            found, added = await self._prepare(asked)
+            prompt_tokens = len(found.ids) + len(added)
             self.speaking += 1
             try:
                 turn = await self._context.generate(None, self._sampling(asked))
@@ -148,30 +149,30 @@ class Session:
             finally:
                 self.speaking -= 1
             self.telling = asyncio.current_task()
-            said = read_said(await self._context.words.text(turn.ids), self.turns, self._form)
-            self._branches.spoke(asked.messages, prefix, said.as_message(), turn.ids, asked.tools)
+            made = turn.ids
+            said = read_said(await self._context.words.text(made), self.turns, self._form)
+            self._branches.spoke(asked.messages, added, said.as_message(), made, found)
             self.turns += 1
             self._used()
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
-            return Answer(answer_id, said, end, len(prefix), len(turn.ids))
+            return Answer(answer_id, said, end, prompt_tokens, len(made))
 
     async def _wait_to_speak(self, until: float) -> None:
         if not await self._context.may_speak(max(0.0, until - asyncio.get_running_loop().time())):
             raise NotNow("paused", "the stage is paused", retry_after_s=_RETRY_S)
 
-    async def _prepare(self, asked: Asked) -> list[int]:
-        """Have the sample end where the model is to speak; the ids up to there."""
+    async def _prepare(self, asked: Asked) -> tuple[Match, list[int]]:
+        """Have the sample end where the model is to speak; what was known of it, and the ids that were added."""
         found = self._branches.match(asked.messages, asked.tools)
         added = await self._added(asked, found)
-        prefix = found.ids + added
         # A turn that was whole, and whose client left before it was read, is in the sample and in nobody's words.
         untold = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
         if found.current and not untold:
             self._context.append(added)
-        elif prefix != self.sample.prefix_ids():
+        elif (prefix := found.ids + added) != self.sample.prefix_ids():
             self._context.begin_again(prefix, self._reason(found, asked))
-        return prefix
+        return found, added
 
     async def _added(self, asked: Asked, found: Match) -> list[int]:
         words, tools = self._context.words, asked.tools or None

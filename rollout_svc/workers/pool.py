@@ -17,10 +17,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-import orjson
-
 from rollout_svc.config import SamplingConfig
-from rollout_svc.engines import Completion, GenerateRequest, StreamReader, Transport
+from rollout_svc.engines import Completion, GenerateRequest, StreamReader, Transport, WrittenIds
 from rollout_svc.errors import Interrupted, NoWorker, RolloutError, SampleFailure, WorkerFailure
 from rollout_svc.events import EventBus, RequestAborted, RequestFinished, RequestRetried, WorkerChanged
 from rollout_svc.gate import LANES, Gate, Lane
@@ -139,7 +137,7 @@ class WorkerPool:
         sample: Sample,
         prompt: Prompt,
         lane: Lane,
-        input_ids: list[int],
+        input_ids: list[int] | WrittenIds,
         max_tokens: int,
         sampling: SamplingConfig,
         *,
@@ -149,9 +147,9 @@ class WorkerPool:
         rows = self._experts.rows_held(sample, lane, asked=experts and sampling.return_routed_experts)
         # One seed for a whole group would draw the same answer k times: each member gets its own from it.
         seed = None if sampling.seed is None else sampling.seed + sample.index
-        prefix = orjson.Fragment(orjson.dumps(input_ids))
-        tokens = len(input_ids) + max_tokens
-        del input_ids  # thousands of lists of ids that only wait to be freed would hold up a pause's answers
+        written = input_ids if isinstance(input_ids, WrittenIds) else WrittenIds.of(input_ids)
+        prefix, tokens = written.json, written.length + max_tokens
+        del input_ids, written  # thousands of lists of ids that only wait to be freed would hold up a pause's answers
 
         def request() -> GenerateRequest:
             extra, most = prompt.engine_extra, self._experts.max_bytes

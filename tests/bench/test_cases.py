@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import dispatch, refill
+from bench import dispatch, refill, sessions
 from bench.report import Point
 
 
@@ -27,3 +27,12 @@ def test_every_dialect_has_every_size() -> None:
     assert [case.name for case in dispatch.CASES[:4]] == ["64", "512", "2048", "vllm-64"]
     points = [Point("vllm-64", 1.0, 1.0), Point("vllm-2048", 1.1, 1.0), Point("lmdeploy-64", 1.0, 1.0)]
     assert [(point.case, point.ratio) for point in dispatch.growth(points)] == [("vllm-growth", 1.1)]
+
+
+def test_a_turn_is_told_per_new_token() -> None:
+    """The five turns around it, over what they added to the conversation: 100 tokens each, 16 agents."""
+    prompts = [100 * turn for turn in range(1, 131)]
+    cpu = [0.016] * 120 + [0.032] * 10
+    assert sessions.per_new_token(cpu, prompts, 8) == pytest.approx(10.0)
+    assert sessions.per_new_token(cpu, prompts, 128) == pytest.approx(20.0)
+    assert list(sessions.CASES) == ["turn", "turns128"]

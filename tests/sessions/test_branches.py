@@ -20,8 +20,13 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 def spoken() -> Branches:
     """One turn: [1, 2] was given, [3, 4] was made."""
     branches = Branches()
-    branches.spoke([USER], [1, 2], SAID, [3, 4], [])
+    speak(branches, [USER], [1, 2], SAID, [3, 4])
     return branches
+
+
+def speak(branches: Branches, asked: list[Any], added: list[int], said: dict[str, Any], made: list[int]) -> None:
+    """A turn, from what is known of what is asked."""
+    branches.spoke(asked, added, said, made, branches.match(asked, []))
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -38,7 +43,7 @@ def test_the_same_request_again() -> None:
     """It is given the same ids, and nothing is added: what was made before is another branch."""
     branches = spoken()
     assert branches.match([USER], []) == Match([1, 2], 1, asking=True, current=False)
-    branches.spoke([USER], [1, 2], {**SAID, "content": "y"}, [5], [])
+    speak(branches, [USER], [], {**SAID, "content": "y"}, [5])
     assert len(branches) == 2
     assert branches.match([USER, SAID, OTHER], []) == Match([1, 2, 3, 4], 2, asking=False, current=False)
 
@@ -64,7 +69,7 @@ def test_what_was_rewritten_is_not_gone_on_from() -> None:
 def test_arguments_are_the_same_however_they_are_spelled(spelled: str, same: bool) -> None:
     """P6: JSON that a client read and wrote again is no rewriting of history; other values are."""
     branches = Branches()
-    branches.spoke([USER], [1, 2], called('{"a":1,"b":2.0}'), [3, 4], [])
+    speak(branches, [USER], [1, 2], called('{"a":1,"b":2.0}'), [3, 4])
     assert bool(branches.match([USER, called(spelled), OTHER], []).known) is same
 
 
@@ -76,9 +81,14 @@ def called(arguments: str) -> dict[str, Any]:
 def test_two_conversations_by_turns() -> None:
     """P6: each goes on from its own ids; the one spoken in last is the current one."""
     branches = spoken()
-    branches.spoke([OTHER], [9], SAID, [8], [])
+    speak(branches, [OTHER], [9], SAID, [8])
     assert branches.match([OTHER, SAID, USER], []) == Match([9, 8], 2, asking=False, current=True)
-    assert branches.match([USER, SAID, OTHER], []) == Match([1, 2, 3, 4], 2, asking=False, current=False)
+    first = branches.match([USER, SAID, OTHER], [])
+    assert first == Match([1, 2, 3, 4], 2, asking=False, current=False)
+    branches.spoke([USER, SAID, OTHER], [5], SAID, [6], first)
+    assert len(branches) == 2
+    assert branches.match([USER, SAID, OTHER, SAID, USER], []) == Match([1, 2, 3, 4, 5, 6], 4, False, current=True)
+    assert branches.match([OTHER, SAID, USER], []) == Match([9, 8], 2, asking=False, current=False)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=12))
@@ -93,9 +103,10 @@ def test_ids_are_those_that_were_there(history: list[tuple[int, int]]) -> None:
         text = "".join(_letter(message) for message in messages)
         if found.known:
             assert found.ids in known[text[: found.known]]
-        prefix = found.ids if found.asking else [*found.ids, serial * 10]
+        added = [] if found.asking else [serial * 10]
+        prefix = [*found.ids, *added]
         said = {"role": "assistant", "content": str(serial)}
-        branches.spoke(messages, prefix, said, [serial * 10 + 1], [])
+        branches.spoke(messages, added, said, [serial * 10 + 1], found)
         known[text].append(prefix)
         known[text + chr(0x100 + serial)].append([*prefix, serial * 10 + 1])
 

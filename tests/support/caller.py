@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_svc.agent import AgentContext, OnPause, Turn, Words, Work
 from rollout_svc.config import SamplingConfig
-from rollout_svc.engines import Completion
+from rollout_svc.engines import Completion, WrittenIds
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.ledger import Ledger
 from rollout_svc.prompt import Prompt
@@ -59,13 +59,14 @@ class Caller:
         sample: Sample,
         prompt: Prompt,
         lane: Lane,
-        input_ids: list[int],
+        input_ids: list[int] | WrittenIds,
         max_tokens: int,
         sampling: SamplingConfig,
         *,
         experts: bool = False,
     ) -> Completion:
-        self.asked.append(Asked(list(input_ids), max_tokens, sampling, experts))
+        ids = input_ids.ids if isinstance(input_ids, WrittenIds) else list(input_ids)
+        self.asked.append(Asked(ids, max_tokens, sampling, experts))
         step = self.script.pop(0)
         await asyncio.sleep(0)
         if isinstance(step, Exception):
