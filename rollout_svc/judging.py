@@ -31,8 +31,10 @@ from rollout_svc.plugins import PluginSpec
 from rollout_svc.segment import FinishReason
 from rollout_svc.tasks import TaskOwner
 
-__all__ = ["JudgeCall", "JudgeDesk", "JudgedSample", "Judging", "ProcessRunner", "Reward"]
+__all__ = ["REPORTED", "JudgeCall", "JudgeDesk", "JudgedSample", "Judging", "ProcessRunner", "Reward"]
 
+REPORTED: Final = "reported_reward"
+"""Key of a sample's `meta`: the reward that was told while it was made."""
 _SINGLE: Final = "judge"
 _GROUP: Final = "judge_group"
 
@@ -59,6 +61,8 @@ class JudgedSample:
     ground_truth: Any
     meta: dict[str, Any]
     finish_reason: FinishReason | None
+    reported: float | None = None
+    """The reward that its environment, or its agent, told; None: neither did."""
 
 
 class ProcessRunner(Protocol):
