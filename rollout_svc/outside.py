@@ -14,7 +14,7 @@ from typing import Final
 
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.engines import HttpTransport, Transport
-from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.launching import Launcher, ProcessLauncher
 from rollout_svc.tensors import Store, Threads, WorkThreads
@@ -37,11 +37,11 @@ def _new_id() -> str:
 
 
 def _processes() -> ProcessRunner:
-    return PebbleRunner(_JUDGE_PROCESSES)
+    return JudgePool(_JUDGE_PROCESSES)
 
 
 def _tools() -> ProcessRunner:
-    return PebbleRunner(_TOOL_PROCESSES)
+    return JudgePool(_TOOL_PROCESSES)
 
 
 def _threads() -> Threads:

@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sysconfig
-import traceback
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from rollout_svc.config import PluginConfig
 from rollout_svc.errors import ConfigError, Problem
 
-__all__ = ["PluginSpec", "check_options", "construct", "load_attr", "resolve", "said_of", "told_of"]
+__all__ = ["PluginSpec", "check_options", "construct", "load_attr", "resolve"]
 
 Kind = Literal["agents", "judgers", "filters"]
 _GROUP: Final = "rollout_svc."
-_OURS: Final = str(Path(__file__).resolve().parent)
-_PLUGINS: Final = ("rollout_agents", "rollout_judgers")  # names of folders; nothing here imports what is in them
-_PYTHONS: Final = tuple(str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +99,3 @@ def check_options(found: Any, spec: PluginSpec, path: str) -> None:
         signature.bind(**spec.options)
     except TypeError as error:
         raise ConfigError.at(path, f"{spec.target!r}: {error}") from error
-
-
-def told_of(error: BaseException) -> str:
-    """An error of somebody's code in one line, with the file and line of theirs where it was raised."""
-    said = said_of(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    theirs = [frame for frame in frames if not frame.filename.startswith((*_PYTHONS, "<"))] or frames
-    return f"{said} ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else said
-
-
-def said_of(error: BaseException) -> str:
-    """An error in one line, also where its own text fails."""
-    try:
-        return " ".join(f"{type(error).__name__}: {error}".split())
-    except Exception:  # noqa: BLE001 - an object of theirs
-        return type(error).__name__
-
-
-def _is_ours(filename: str) -> bool:
-    path = Path(filename)
-    return path.parent.name in _PLUGINS or path.is_relative_to(_OURS)

@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollout_svc import blame
 from rollout_svc.agent import Work
 from rollout_svc.errors import ConfigError, SampleFailure
-from rollout_svc.plugins import PluginSpec, check_options, construct, load_attr, told_of
+from rollout_svc.judging import JudgerError
+from rollout_svc.plugins import PluginSpec, check_options, construct, load_attr
 
 __all__ = ["Environment", "Outcome", "SampleView", "check_environment", "is_async"]
 
@@ -60,7 +62,7 @@ def check_environment(spec: PluginSpec) -> None:
     try:
         found = load_attr(spec.target)
     except (Exception, SystemExit) as error:
-        raise ConfigError.at("environment", f"cannot import {spec.target!r}: {told_of(error)}") from error
+        raise ConfigError.at("environment", f"cannot import {spec.target!r}: {blame.told(error)[0]}") from error
     if not inspect.isclass(found):
         raise ConfigError.at("environment", f"{spec.target!r} is no class: each sample has an environment of its own")
     missing = [method for method in ("reset", "step") if not callable(getattr(found, method, None))]
@@ -116,13 +118,15 @@ class Environment:
     async def _call(self, method: str, argument: Any) -> Any:
         try:
             return await self._home.call(method, argument)
-        except TimeoutError:
-            message = f"{self._spec.target}.{method}: no answer in {self._timeout_s:g} s"
-            raise SampleFailure("environment_timeout", message) from None
+        except TimeoutError as error:  # one that was ended in a process says where it was
+            message = f"{self._spec.target}.{method}: not done in {self._timeout_s:g} s {error}"
+            raise SampleFailure("environment_timeout", message.strip()) from None
+        except JudgerError as error:  # its process died, and where
+            raise self._wrong(method, str(error)) from error
         except SampleFailure:
             raise
         except Exception as error:
-            raise self._wrong(method, told_of(error)) from error
+            raise self._wrong(method, blame.told(error)[0]) from error
 
     def _messages(self, value: Any, method: str) -> list[Any]:
         if not isinstance(value, list | tuple) or not all(
@@ -202,7 +206,7 @@ def in_process(sent: tuple[PluginSpec, bytes | None, str, tuple[Any, ...]]) -> _
         made = construct(spec, "environment") if state is None else pickle.loads(state)  # noqa: S301 - our own bytes
         result = getattr(made, method)(*arguments)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's code
-        return _Kept(problem=told_of(error))
+        return _Kept(problem=blame.told(error)[0])
     try:
         return _Kept(pickle.dumps(made), result)
     except Exception as error:  # noqa: BLE001 - an object of theirs

@@ -17,9 +17,11 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from rollout_agents.signatures import GivenSchema, Parameters, Signature, described
+from rollout_svc import blame
 from rollout_svc.agent import Work
 from rollout_svc.errors import ConfigError
-from rollout_svc.plugins import PluginSpec, construct, said_of, told_of
+from rollout_svc.judging import JudgerError
+from rollout_svc.plugins import PluginSpec, construct
 
 __all__ = ["MOST_CHARS", "Problem", "Result", "Tool"]
 
@@ -103,8 +105,9 @@ class Tool:
                 return Result(_text(await work.bounded(self._function(**arguments), self.timeout_s)))
             sent = (self._spec, self.name, arguments)
             result: Result = await work.call(_HERE, "__call__", sent, self.timeout_s)
-        except TimeoutError:
-            return Result(f"error: {self.name}: no answer in {self.timeout_s:g} s", "timeout")
+        except TimeoutError as error:
+            told = f"{self.name}: not done in {self.timeout_s:g} s {error}".strip()
+            return Result(f"error: {self.name}: no answer in {self.timeout_s:g} s", "timeout", told)
         except Exception as error:  # noqa: BLE001 - somebody's code, or its process that died
             return _raised(self.name, error)
         return result
@@ -124,7 +127,14 @@ _HERE: Final = PluginSpec("rollout_agents.tooling:in_process", {})
 
 def _raised(name: str, error: BaseException) -> Result:
     """Tell the model what a tool raised, and people where: paths of this machine are none of its business."""
-    return Result(f"error: {name}: {said_of(error)}", "raised", f"{name}: {told_of(error)}")
+    if isinstance(error, JudgerError):
+        return Result(f"error: {name}: it was ended", "raised", f"{name}: {error}")
+    told = blame.told(error)[0]
+    try:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+    except Exception:  # noqa: BLE001 - an object of theirs
+        said = type(error).__name__
+    return Result(f"error: {name}: {said}", "raised", f"{name}: {told}")
 
 
 def _text(result: Any) -> str:

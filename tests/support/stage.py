@@ -334,7 +334,6 @@ def _assert_nothing_left(
     assert not any(parts.pool.in_flight.values())
     assert not any(worker.tokens for worker in parts.pool.workers.values())
     assert getattr(parts.processes, "_pool", None) is None
-    assert getattr(parts.tool_processes, "_pool", None) is None
     assert not parts.judging.calls
     assert not parts.handles.live  # P27
     assert not parts.handles.lost
