@@ -106,9 +106,7 @@ def test_what_goes_wrong_is_told_and_counted(said: str, words: str, problem: str
         assert "tools.py" not in told(table)
         meta = table.sample.meta
         assert (meta["tool_calls"], meta["tool_problems"], meta["ended"]) == (1, {problem: 1}, "answered")
-        assert ("tools.py:" in str(meta.get("tool_errors"))) == (
-            problem == "raised"
-        )
+        assert ("tools.py:" in str(meta.get("tool_errors"))) == (problem == "raised")
 
     check()
 
