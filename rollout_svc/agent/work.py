@@ -101,9 +101,16 @@ class Work:
 
     async def close(self) -> None:
         """Clean up; one that is cancelled here ends its own wait, and the clean-up goes on."""
-        if self._cleanups:
-            due, self._cleanups = self._cleanups, []
-            await asyncio.shield(self._tasks.spawn(f"clean-up:{self._name}", self._clean(due), cleans_up=True))
+        cleaning = self.leave()
+        if cleaning is not None:
+            await asyncio.shield(cleaning)
+
+    def leave(self) -> asyncio.Task[None] | None:
+        """Have it cleaned up by a task, which is returned; None where nothing is to be cleaned up any more."""
+        if not self._cleanups:
+            return None
+        due, self._cleanups = self._cleanups, []
+        return self._tasks.spawn(f"clean-up:{self._name}", self._clean(due), cleans_up=True)
 
     async def _clean(self, due: list[CleanUp]) -> None:
         for cleanup in reversed(due):
