@@ -90,7 +90,9 @@ async def test_in_mode_abort_a_conversation_is_handed_back() -> None:
     sections = SECTIONS | {"agent": SECTIONS["agent"] | {"on_pause": "abort"}}
     async with FakeSGLang(weight_version="0") as engine, stage(engine, **sections) as made:
         await everywhere(engine, made)
-        report = await made.pause(1.2)
+        Gated.let("two", "three")
+        await engine.wait_requests(7)
+        report = await made.pause()
         assert report.clean
         assert not report.parked
         await made.resume()
