@@ -85,6 +85,28 @@ async def test_a_pause_meets_conversations_anywhere() -> None:
         assert not made.parts.tally.redone
 
 
+@pytest.mark.parametrize("mode", ["wait", "keep"])
+async def test_other_modes_cancel_no_conversation(mode: str) -> None:
+    """P9 P10: turns finish, or stand still; environments go on; nothing begins before the resume."""
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, **SECTIONS) as made:
+        await everywhere(engine, made)
+        pausing = made.start(made.pause(2.0, mode=mode))
+        await made.until(lambda: not made.parts.gate.is_open("train"))
+        Gated.let("three")
+        await made.until(lambda: Gated.waiting == {"two"})
+        if mode == "wait":
+            engine.release(tokens=[65])  # the first turn of one, whose step begins; the last turn of another
+            await made.until(lambda: Gated.waiting == {"one", "two"})
+        report = await pausing
+        assert report.clean
+        assert len(engine.requests) == 5
+        await made.resume()
+        for sample in await finish(engine, made):
+            assert (sample["status"], sample["reward"], sample["meta"]["turns"]) == ("COMPLETED", 1.0, 2)
+        assert len(engine.requests) == 8
+        assert not made.parts.tally.redone
+
+
 async def test_in_mode_abort_a_conversation_is_handed_back() -> None:
     """P10: with `on_pause: abort` a cut turn ends the loop, its environment is closed, and it begins again later."""
     sections = SECTIONS | {"agent": SECTIONS["agent"] | {"on_pause": "abort"}}
