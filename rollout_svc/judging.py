@@ -36,6 +36,7 @@ from rollout_svc.segment import FinishReason
 from rollout_svc.tasks import TaskOwner
 
 __all__ = [
+    "REPORTED",
     "Ask",
     "CallClock",
     "JudgeCall",
@@ -49,6 +50,8 @@ __all__ = [
     "TimedFuture",
 ]
 
+REPORTED: Final = "reported_reward"
+"""Key of a sample's `meta`: the reward that was told while it was made."""
 _LANE: Final[ContextVar[Lane]] = ContextVar("lane of the judge call under way")
 
 
@@ -74,6 +77,8 @@ class JudgedSample:
     ground_truth: Any
     meta: dict[str, Any]
     finish_reason: FinishReason | None
+    reported: float | None = None
+    """The reward that its environment, or its agent, told; None: neither did."""
 
 
 class Ask(Protocol):

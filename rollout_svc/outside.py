@@ -14,6 +14,7 @@ from typing import Final
 
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.engines import HttpTransport, Transport
+from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.launching import Launcher, ProcessLauncher
 from rollout_svc.tensors import Store, Threads, WorkThreads
@@ -26,11 +27,16 @@ NewId = Callable[[], str]
 """Makes an id that no other has, 32 hexadecimal digits: SGLang aborts by prefix, so wire ids have one width."""
 
 _ID_BYTES: Final = 16  # as unique as a uuid, at a third of its cost
+_TOOL_PROCESSES: Final = 4  # at once, for synchronous tools and environments; apart: a hung tool holds up no judge
 _TENSOR_THREADS: Final = 2  # one reads while another writes; more would only take the loop's share
 
 
 def _new_id() -> str:
     return os.urandom(_ID_BYTES).hex()
+
+
+def _tools() -> ProcessRunner:
+    return JudgePool(_TOOL_PROCESSES)
 
 
 def _threads() -> Threads:
@@ -44,6 +50,7 @@ class Outside:
     Attributes:
         transport: carries calls to engines.
         processes: runs synchronous judgers; None: `judges.processes` of them do.
+        tools: runs synchronous tools and environments of agent loops.
         launcher: starts engines.
         groups: looks up the placement groups of the Ray cluster at an address.
         tensors: makes what keeps heavy tensors; None: as `experts.store` says.
@@ -56,6 +63,7 @@ class Outside:
 
     transport: Callable[[], Transport] = HttpTransport
     processes: Callable[[], ProcessRunner] | None = None
+    tools: Callable[[], ProcessRunner] = _tools
     launcher: Callable[[], Launcher] = ProcessLauncher
     groups: Callable[[str], Groups] = RayGroups
     tensors: Callable[[], Store] | None = None

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from rollout_svc.config import PluginConfig
 from rollout_svc.errors import ConfigError, Problem
 
-__all__ = ["PluginSpec", "construct", "load_attr", "resolve"]
+__all__ = ["PluginSpec", "check_options", "construct", "load_attr", "resolve"]
 
 Kind = Literal["agents", "judgers", "filters"]
 _GROUP: Final = "rollout_svc."
@@ -71,7 +71,7 @@ def construct(spec: PluginSpec, path: str) -> Any:
             keys = ", ".join(sorted(spec.options))
             raise ConfigError.at(path, f"{spec.target!r} is not a class and takes no options ({keys})")
         return found
-    _check_options(found, spec, path)
+    check_options(found, spec, path)
     try:
         return found(**spec.options)
     except ConfigError as error:  # one that knows which of its options it is
@@ -82,7 +82,7 @@ def construct(spec: PluginSpec, path: str) -> Any:
         raise ConfigError.at(path, f"{spec.target!r} refused its options: {type(error).__name__}: {error}") from error
 
 
-def _check_options(found: Any, spec: PluginSpec, path: str) -> None:
+def check_options(found: Any, spec: PluginSpec, path: str) -> None:
     """Compare the options with what the class takes, and name each that it does not."""
     try:
         signature = inspect.signature(found)

@@ -50,6 +50,7 @@ class Ground:
         self.storage = storage
         own = outside.processes
         self.processes: ProcessRunner = JudgePool(config.judges.processes) if own is None else own()
+        self.tool_processes = outside.tools()
         self.handles = Handles(debug=config.memory.debug)
         self.experts = ExpertsDesk(config.experts, self.handles, store, outside.threads(), self.tasks, bus)
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)

@@ -59,6 +59,7 @@ class Parts:
     transport: Transport
     storage: Storage
     processes: ProcessRunner
+    tool_processes: ProcessRunner
     handles: Handles
     experts: ExpertsDesk
     ledger: Ledger
@@ -85,7 +86,8 @@ class Parts:
     async def abandon(self) -> None:
         """Close what is open of parts that nobody has used."""
         self.rollouts.let_go("a service that never began")
-        await asyncio.gather(self.transport.close(), self.processes.close(), self.storage.close(), self.experts.close())
+        opened = (self.transport, self.processes, self.tool_processes, self.storage, self.experts)
+        await asyncio.gather(*(part.close() for part in opened))
 
 
 def assemble(
@@ -136,6 +138,7 @@ def assemble(
         transport=ground.transport,
         storage=ground.storage,
         processes=ground.processes,
+        tool_processes=ground.tool_processes,
         handles=ground.handles,
         experts=ground.experts,
         ledger=ground.ledger,
@@ -181,7 +184,7 @@ class _WorkParts:
             settling=ground.settling,
             trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
-            processes=ground.processes,
+            processes=ground.tool_processes,
             sessions=ground.sessions,
             experts=ground.config.experts.enabled,
         )

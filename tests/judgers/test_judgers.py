@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from rollout_judgers.exact import Exact
 from rollout_judgers.function import Function
 from rollout_judgers.regex import Regex
+from rollout_judgers.reported import Reported
+from rollout_svc.errors import SampleFailure
 from rollout_svc.judging import JudgeDesk, Reward
 from rollout_svc.plugins import PluginSpec, load_attr
 from tests.support.court import Court, a_sample
@@ -173,3 +176,17 @@ def test_every_judger_of_the_table_is_there() -> None:
     assert {"exact", "regex", "function", "math", "http", "llm", "composed", "router"} <= set(table)
     for target in table.values():
         assert callable(load_attr(target))
+
+
+# -- reported ------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_reported_gives_what_was_told() -> None:
+    """P21: a reward that nobody told is a typed failure, never a 0; one of 0 is a reward."""
+    court = Court(Reported())
+    for value in (0.0, -2.5):
+        told = replace(a_sample(), reported=value)
+        assert await court.judging.judge(court.desk, "train", [told]) == [Reward(value)]
+    with pytest.raises(SampleFailure, match=r"judge_error: .*no reward was reported"):
+        await court.judging.judge(court.desk, "train", [a_sample()])

@@ -91,8 +91,8 @@ _ALL: Final = (
         "P28",
         (
             "sample",
-            "        self.packed = None\n        self.segments = []\n        self.turn = 0",
-            "        self.turn = 0",
+            "        self.packed = None\n        self.segments, self.earlier = [], []\n        if self.asked_ids",
+            "        if self.asked_ids",
         ),
     ),
     _mutant(
@@ -114,7 +114,7 @@ _ALL: Final = (
         "budget_begins_again",
         "a continued turn may make max_tokens more",
         "P6",
-        ("agent", "budget = settings.max_tokens - sample.turn_length", "budget = settings.max_tokens"),
+        ("agent.context", "budget = settings.max_tokens - sample.turn_length", "budget = settings.max_tokens"),
     ),
     _mutant(
         "version_from_belief",

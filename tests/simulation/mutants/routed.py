@@ -81,7 +81,7 @@ ROUTED: Final = (
         "a_turn_without_rows_is_forgotten",
         "a loop that wants none in one turn keeps those of the others",
         "P28 P27",
-        ("agent", '            sample.give_up_experts(self._attempt, "a turn asked for none")\n', ""),
+        ("agent.context", '            sample.give_up_experts(self._attempt, "a turn asked for none")\n', ""),
     ),
     _mutant(
         "evaluation_asks",
