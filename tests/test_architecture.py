@@ -36,6 +36,7 @@ FLOORS = (
     GROUND,
     ("tensors",),
     ("agent", "sessions", "judging", "judge_processes", "filtering", "engines", "launching"),
+    ("checking",),
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),

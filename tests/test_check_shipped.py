@@ -1,0 +1,44 @@
+"""What comes with the service keeps the contract that its check asks of others."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rollout_svc.checking.check import check_agent, check_judger
+
+PROJECT = Path(__file__).parent.parent / "pyproject.toml"
+
+if not PROJECT.is_file():
+    pytest.skip("the plugins are read from pyproject.toml, which is not installed", allow_module_level=True)
+
+TABLES = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"]
+AGENTS: dict[str, tuple[str, ...]] = {"single_turn": ()}
+JUDGERS: dict[str, tuple[str, ...]] = {
+    "exact": (),
+    "regex": ("pattern=(\\d+)",),
+    "function": ('function="tests.support.judgers:awaited"',),
+}
+"""Options by which each can be tried."""
+ELSEWHERE: frozenset[str] = frozenset()
+"""Those that need more than options, and are checked by tests of their own."""
+
+
+@pytest.mark.parametrize("name", sorted(TABLES["rollout_svc.agents"].keys() - ELSEWHERE))
+def test_shipped_loops_pass(name: str) -> None:
+    """Every agent loop of the package."""
+    if name not in AGENTS:
+        pytest.skip(f"no options are known for {name}: add them to AGENTS, or name it in ELSEWHERE")
+    report = check_agent(TABLES["rollout_svc.agents"][name], options=AGENTS[name])
+    assert report.findings == ()
+    assert report.tries > 0
+
+
+@pytest.mark.parametrize("name", sorted(TABLES["rollout_svc.judgers"].keys() - ELSEWHERE))
+def test_shipped_judgers_pass(name: str) -> None:
+    """Every judger of the package."""
+    if name not in JUDGERS:
+        pytest.skip(f"no options are known for {name}: add them to JUDGERS, or name it in ELSEWHERE")
+    report = check_judger(TABLES["rollout_svc.judgers"][name], options=JUDGERS[name], deterministic=True)
+    assert report.findings == ()
+    assert report.tries > 0
