@@ -86,6 +86,7 @@ class Parts:
     transport: Transport
     storage: Storage
     processes: ProcessRunner
+    tool_processes: ProcessRunner
     handles: Handles
     experts: ExpertsDesk
     ledger: Ledger
@@ -110,7 +111,8 @@ class Parts:
     async def abandon(self) -> None:
         """Close what is open of parts that nobody has used."""
         self.rollouts.let_go("a service that never began")
-        await asyncio.gather(self.transport.close(), self.processes.close(), self.storage.close(), self.experts.close())
+        opened = (self.transport, self.processes, self.tool_processes, self.storage, self.experts)
+        await asyncio.gather(*(part.close() for part in opened))
 
 
 def worker_ids(config: Config) -> list[str]:
@@ -217,6 +219,7 @@ def assemble(
         transport=ground.transport,
         storage=ground.storage,
         processes=ground.processes,
+        tool_processes=ground.tool_processes,
         handles=ground.handles,
         experts=ground.experts,
         ledger=ground.ledger,
@@ -259,7 +262,7 @@ class _Ground:
         self.tasks = TaskOwner(on_death)
         self.transport = outside.transport()
         self.storage = storage
-        self.processes = outside.processes()
+        self.processes, self.tool_processes = outside.processes(), outside.tools()
         self.handles = Handles(debug=config.memory.debug)
         self.experts = ExpertsDesk(config.experts, self.handles, store, outside.threads(), self.tasks, bus)
         self.ledger, self.tally, self.buffer = Ledger(), Tally(), ReplayBuffer(config.buffer.max_bytes)
@@ -336,7 +339,7 @@ class _WorkParts:
             settling=ground.settling,
             trajectories=ground.trajectories,
             max_attempts=ground.config.producer.max_attempts,
-            processes=ground.processes,
+            processes=ground.tool_processes,
             experts=ground.config.experts.enabled,
         )
         self.droughts = Droughts(prepared.runtimes, ground.bus)

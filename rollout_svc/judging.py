@@ -25,14 +25,28 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from rollout_svc import blame
 from rollout_svc.errors import Interrupted, SampleFailure
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.segment import FinishReason
 from rollout_svc.tasks import TaskOwner
 
-__all__ = ["JudgeCall", "JudgeDesk", "JudgedSample", "Judging", "ProcessRunner", "Reward"]
+__all__ = [
+    "REPORTED",
+    "CallClock",
+    "JudgeCall",
+    "JudgeDesk",
+    "JudgedSample",
+    "JudgerError",
+    "Judging",
+    "ProcessRunner",
+    "Reward",
+    "TimedFuture",
+]
 
+REPORTED: Final = "reported_reward"
+"""Key of a sample's `meta`: the reward that was told while it was made."""
 _SINGLE: Final = "judge"
 _GROUP: Final = "judge_group"
 
@@ -59,13 +73,39 @@ class JudgedSample:
     ground_truth: Any
     meta: dict[str, Any]
     finish_reason: FinishReason | None
+    reported: float | None = None
+    """The reward that its environment, or its agent, told; None: neither did."""
+
+
+class JudgerError(Exception):
+    """Raised when a judger failed in its process; the message is the error's own, a note its traceback."""
+
+
+@dataclass(slots=True)
+class CallClock:
+    """When a process began a call, and how long it ran; the process runner writes it."""
+
+    begun: float | None = None
+    """Seconds, on the loop's clock."""
+    run_s: float | None = None
+
+
+class TimedFuture(asyncio.Future[Any]):
+    """A call in a process, and its clock."""
+
+    def __init__(self, clock: CallClock) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.clock = clock
 
 
 class ProcessRunner(Protocol):
     """Runs a synchronous judger in a process that can be killed."""
 
     def submit(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> asyncio.Future[Any]:
-        """Start it; cancelling the future kills the call, a TimeoutError ends it after `timeout_s` of running."""
+        """Start it; cancelling the future kills the call, a TimeoutError ends it after `timeout_s` of running.
+
+        The future is a `TimedFuture` where the runner knows when a process began the call.
+        """
 
     async def close(self) -> None:
         """Kill what runs and end the processes; idempotent."""
@@ -300,19 +340,16 @@ def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | 
     if work.cancelled():
         raise SampleFailure("judge_error", f"{desk.name}: the judger cancelled itself")
     if isinstance(error, TimeoutError) and not desk.is_async:
-        raise SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s")
+        raise SampleFailure("judge_timeout", f"{desk.name}: {error}")
     if error is not None:
         raise _failure(desk, error) from error
     return _rewards(work.result(), desk, expected)
 
 
 def _failure(desk: JudgeDesk, error: BaseException) -> SampleFailure:
-    """Tell what a judger raised, also where the error's own text fails."""
-    try:
-        told = f": {error}"
-    except Exception:  # noqa: BLE001 - an object of the judger's making
-        told = ""
-    return SampleFailure("judge_error", f"{desk.name}: {type(error).__name__}{told}")
+    """Tell what a judger raised, and where in its code; one from a process was told there."""
+    told = str(error) if isinstance(error, JudgerError) else blame.told(error)[0]
+    return SampleFailure("judge_error", f"{desk.name}: {told}")
 
 
 def _rewards(result: Any, desk: JudgeDesk, expected: int) -> list[Reward]:

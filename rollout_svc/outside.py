@@ -14,7 +14,7 @@ from typing import Final
 
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.engines import HttpTransport, Transport
-from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.launching import Launcher, ProcessLauncher
 from rollout_svc.tensors import Store, Threads, WorkThreads
@@ -28,6 +28,7 @@ NewId = Callable[[], str]
 
 _ID_BYTES: Final = 16  # as unique as a uuid, at a third of its cost
 _JUDGE_PROCESSES: Final = 2  # at once, for synchronous judgers; they share the machine with the loop
+_TOOL_PROCESSES: Final = 4  # at once, for synchronous tools and environments; apart: a hung tool holds up no judge
 _TENSOR_THREADS: Final = 2  # one reads while another writes; more would only take the loop's share
 
 
@@ -36,7 +37,11 @@ def _new_id() -> str:
 
 
 def _processes() -> ProcessRunner:
-    return PebbleRunner(_JUDGE_PROCESSES)
+    return JudgePool(_JUDGE_PROCESSES)
+
+
+def _tools() -> ProcessRunner:
+    return JudgePool(_TOOL_PROCESSES)
 
 
 def _threads() -> Threads:
@@ -50,6 +55,7 @@ class Outside:
     Attributes:
         transport: carries calls to engines.
         processes: runs synchronous judgers.
+        tools: runs synchronous tools and environments of agent loops.
         launcher: starts engines.
         groups: looks up the placement groups of the Ray cluster at an address.
         tensors: makes what keeps heavy tensors; None: as `experts.store` says.
@@ -62,6 +68,7 @@ class Outside:
 
     transport: Callable[[], Transport] = HttpTransport
     processes: Callable[[], ProcessRunner] = _processes
+    tools: Callable[[], ProcessRunner] = _tools
     launcher: Callable[[], Launcher] = ProcessLauncher
     groups: Callable[[str], Groups] = RayGroups
     tensors: Callable[[], Store] | None = None

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from rollout_svc.config import PluginConfig
 from rollout_svc.errors import ConfigError, Problem
 
-__all__ = ["Kind", "PluginSpec", "construct", "load_attr", "resolve"]
+__all__ = ["PluginSpec", "check_options", "construct", "load_attr", "resolve"]
 
 Kind = Literal["agents", "judgers", "filters"]
 _GROUP: Final = "rollout_svc."
@@ -71,14 +71,16 @@ def construct(spec: PluginSpec, path: str) -> Any:
             keys = ", ".join(sorted(spec.options))
             raise ConfigError.at(path, f"{spec.target!r} is not a class and takes no options ({keys})")
         return found
-    _check_options(found, spec, path)
+    check_options(found, spec, path)
     try:
         return found(**spec.options)
+    except ConfigError as error:  # it says which of its options
+        raise ConfigError(Problem(f"{path}.{one.path}", one.message) for one in error.problems) from error
     except (Exception, SystemExit) as error:
         raise ConfigError.at(path, f"{spec.target!r} refused its options: {type(error).__name__}: {error}") from error
 
 
-def _check_options(found: Any, spec: PluginSpec, path: str) -> None:
+def check_options(found: Any, spec: PluginSpec, path: str) -> None:
     """Compare the options with what the class takes, and name each that it does not."""
     try:
         signature = inspect.signature(found)

@@ -245,9 +245,9 @@ class Sample(SampleReading):
             IllegalTransition: it does not generate.
         """
         self._check_generating(attempt)
-        kept = [segment for segment in self.segments if segment.turn != self.turn]
-        if len(kept) < len(self.segments):
-            self.segments = kept
+        made = self.turn_length
+        self.segments = [segment for segment in self.segments if segment.turn != self.turn]
+        if made:  # what was only appended has no rows of its own yet, and no finish
             self.engine_finish_reason = None
             self._release_experts("a turn that was dropped")
 

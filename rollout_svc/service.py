@@ -233,13 +233,9 @@ class RolloutService:
         end = asyncio.get_running_loop().time() + _STOP_MARGIN_S
         self.survivors = await parts.tasks.close(end)
         await parts.transport.close()
-        closing = [
-            asyncio.ensure_future(parts.processes.close()),
-            asyncio.ensure_future(parts.storage.close()),
-            asyncio.ensure_future(parts.trajectories.close()),
-            asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)),
-            asyncio.ensure_future(parts.experts.close()),
-        ]
+        last = (parts.processes, parts.tool_processes, parts.storage, parts.trajectories, parts.experts)
+        closing = [asyncio.ensure_future(part.close()) for part in last]
+        closing.append(asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)))
         await wait_until(closing, end + _STOP_MARGIN_S)
         parts.rollouts.let_go("the service has stopped")
         self._phase = "stopped"

@@ -29,6 +29,7 @@ GROUND = (
         "plugins",
         "await_chain",
         "copying",
+        "blame",
     ),
 )
 """Imported by everyone; they import each other."""

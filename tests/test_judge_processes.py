@@ -2,37 +2,43 @@
 
 import asyncio
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from rollout_svc.errors import Interrupted, SampleFailure
 from rollout_svc.gate import LANES, Gate
-from rollout_svc.judge_processes import PebbleRunner
+from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import JudgeDesk, Judging, Reward
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tasks import TaskOwner
 from tests.support.court import a_sample
+from tests.support.processes import lives, read_pids
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # what the pool starts belongs to one loop
 
 AMPLE_S = 30.0  # a timeout that no test runs into
-SHORT_S = 0.8  # one that a hung judge does
+SHORT_S = 0.4  # one that a hung judge does
 
 TAKES = "tests.support.judgers:Takes"
 HANGS = "tests.support.judgers:Hangs"
+HOSTILE = "tests.support.judgers_hostile:Hostile"
 BREAKS = "tests.support.judgers:Breaks"
 COUNTS = "tests.support.judgers:Counts"
 REGEX = "rollout_judgers.regex:Regex"
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[PebbleRunner]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runner() -> AsyncIterator[JudgePool]:
     """One process for all tests: each must leave it, or its successor, in order."""
-    made = PebbleRunner(max_workers=1)
+    made = JudgePool(max_workers=1)
     yield made
-    asyncio.run(made.close())
+    await made.close()
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ def fifo(tmp_path: Path) -> Path:
 class Bench:
     """Judging by real processes."""
 
-    def __init__(self, runner: PebbleRunner) -> None:
+    def __init__(self, runner: JudgePool) -> None:
         self.judging = Judging(gate=Gate(), tasks=TaskOwner(), processes=runner)
 
     async def judge(self, target: str, timeout_s: float = AMPLE_S, /, **options: Any) -> Reward:
@@ -56,6 +62,11 @@ class Bench:
             [reward] = await self.judging.judge(desk, "train", [a_sample()])
         return reward
 
+    async def failure(self, target: str, timeout_s: float = AMPLE_S, /, **options: Any) -> SampleFailure:
+        with pytest.raises(SampleFailure) as caught:
+            await self.judge(target, timeout_s, **options)
+        return caught.value
+
     async def reason(self, target: str, timeout_s: float = AMPLE_S, /, **options: Any) -> str:
         with pytest.raises(SampleFailure) as caught:
             await self.judge(target, timeout_s, **options)
@@ -63,7 +74,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(runner: PebbleRunner) -> Bench:
+def bench(runner: JudgePool) -> Bench:
     """Judging by the one process there is."""
     return Bench(runner)
 
@@ -119,7 +130,7 @@ async def test_a_pattern_that_backtracks_for_ever_is_killed(bench: Bench) -> Non
 
 async def test_queueing_for_a_process_is_not_counted(bench: Bench) -> None:
     """Two calls in one process that together take longer than their timeout both keep it."""  # P21
-    calls = [bench.judge(TAKES, 1.1, seconds=0.6, value=value) for value in (0.0, 0.5)]
+    calls = [bench.judge(TAKES, 0.6, seconds=0.4, value=value) for value in (0.0, 0.5)]
     assert [reward.value for reward in await asyncio.gather(*calls)] == [0.0, 0.5]
 
 
@@ -196,7 +207,7 @@ async def test_a_process_killed_while_idle_is_replaced(bench: Bench) -> None:
 
 async def test_closing_ends_what_runs(fifo: Path) -> None:
     """A runner that closes kills its processes; closing again, or unused, does nothing."""
-    runner = PebbleRunner(max_workers=1)
+    runner = JudgePool(max_workers=1)
     await runner.close()
     bench = Bench(runner)
     call = asyncio.create_task(bench.reason(HANGS, fifo=str(fifo)))
@@ -209,10 +220,79 @@ async def test_closing_ends_what_runs(fifo: Path) -> None:
 
 async def test_closing_answers_a_call_that_no_process_has_begun() -> None:
     """A call that still waits for a process to start when the runner closes fails; it does not wait for ever."""
-    runner = PebbleRunner(max_workers=1)
+    runner = JudgePool(max_workers=1)
     call = runner.submit(PluginSpec(TAKES, {}), "judge", a_sample(), AMPLE_S)
     waiting = [runner.submit(PluginSpec(TAKES, {}), "judge", a_sample(), AMPLE_S) for _ in range(3)]
     await runner.close()
     async with asyncio.timeout(AMPLE_S):
         outcomes = await asyncio.gather(call, *waiting, return_exceptions=True)
     assert all(isinstance(outcome, Exception) for outcome in outcomes), outcomes  # a verdict of "failed", each
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "told"),
+    [
+        ("swallows", "judge_timeout", r"no verdict in 0.4 s \(.*judgers_hostile.py:\d+ in swallows\)"),
+        ("deaf", "judge_timeout", "no verdict in 0.4 s"),
+        ("interrupts", "judge_error", r"KeyboardInterrupt: as told \(.*judgers_hostile.py:\d+ in interrupts\)"),
+        ("huge", "judge_error", "its result takes 33554"),
+        ("segfaults", "judge_error", r"ended by SIGSEGV \(.*judgers_hostile.py:\d+ in segfaults\)"),
+        ("closes", "judge_error", "its process"),
+        ("babbles", "judge_error", "its process wrote what is no answer"),
+        ("recurses", "judge_error", r"RecursionError.*judgers_hostile.py:\d+ in recurses"),
+        ("kills_its_parent", "judge_error", "its process was ended"),
+    ],
+)
+async def test_a_hostile_judge_fails_its_own_sample_only(bench: Bench, how: str, reason: str, told: str) -> None:
+    """Whatever it does to its process, its sample fails with reason and line; the next is judged."""  # P12
+    failure = await bench.failure(HOSTILE, SHORT_S, how=how)
+    assert failure.reason == reason
+    assert re.search(told, str(failure)), failure
+    assert await bench.judge(TAKES) == Reward(1.0)
+
+
+@pytest.mark.parametrize("how", ["prints", "forks"])
+async def test_a_judge_that_only_makes_noise_is_heard(
+    bench: Bench, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its verdict counts, once; what it prints is not on our standard output."""
+    assert await bench.judge(HOSTILE, how=how) == Reward(1.0)
+    assert await bench.judge(TAKES, value=0.5) == Reward(0.5)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("how", ["leaves_children_and_hangs", "leaves_children_and_dies"])
+async def test_what_a_judge_started_ends_with_it(bench: Bench, how: str, tmp_path: Path) -> None:
+    """Its child, and a daemon in a session of its own that hears no signal, are gone when that is told."""  # P21
+    pids = tmp_path / "pids"
+    with pytest.raises(SampleFailure):
+        await bench.judge(HOSTILE, 1.0, how=how, pids=str(pids))
+    left = [int(line) for line in pids.read_text().split()]
+    assert len(left) == 2
+    assert not [pid for pid in left if lives(pid)]
+
+
+async def test_closing_ends_what_judges_left(tmp_path: Path) -> None:
+    """A daemon of a judge that answered long ago does not outlive the pool."""
+    runner = JudgePool(max_workers=1)
+    pids = tmp_path / "pids"
+    assert await Bench(runner).judge(HOSTILE, how="leaves_children", pids=str(pids)) == Reward(1.0)
+    left = await asyncio.to_thread(read_pids, pids, 2)
+    assert all(lives(pid) for pid in left)
+    await runner.close()
+    assert not [pid for pid in left if lives(pid)]
+
+
+async def test_a_flooded_queue_counts_against_nobody() -> None:
+    """200 calls that take far longer than their timeout together, and 4 that hang: each has its own end."""  # P21
+    runner = JudgePool(max_workers=2)
+    bench = Bench(runner)
+
+    async def one(number: int) -> Any:
+        if number % 50 == 7:
+            return (await bench.failure(HOSTILE, 0.2, how="swallows")).reason
+        return (await bench.judge(TAKES, 0.2, seconds=0.005, value=float(number))).value
+
+    outcomes = await asyncio.gather(*(one(number) for number in range(200)))
+    assert outcomes == ["judge_timeout" if number % 50 == 7 else float(number) for number in range(200)]
+    await runner.close()

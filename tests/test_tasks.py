@@ -162,6 +162,52 @@ async def test_clean_up_is_cancelled_once() -> None:
 
 
 @virtual
+async def test_what_cleans_up_is_cancelled_last() -> None:
+    """P14: closing waits for clean-ups, those that begin meanwhile too, and for what somebody else cancelled before."""
+    owner, done = TaskOwner(), list[str]()
+
+    async def clean(name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        done.append(name)
+
+    async def sample() -> None:
+        try:
+            await forever()
+        finally:
+            await asyncio.shield(owner.spawn("second", clean("second", 6), cleans_up=True))
+
+    async def cancelled_before() -> None:
+        try:
+            await forever()
+        finally:
+            await clean("third", 7)
+
+    owner.spawn("first", clean("first", 5), cleans_up=True)
+    owner.spawn("sample", sample())
+    before = owner.spawn("before", cancelled_before())
+    await soon()
+    before.cancel()
+    await soon()
+    assert await owner.close(10) == ()
+    assert done == ["first", "second", "third"]
+
+
+@virtual
+async def test_a_clean_up_that_takes_too_long_is_cancelled_in_the_end() -> None:
+    """P8: in the last tenth it is cancelled like everything else, and only one that swallows that is named."""
+    owner = TaskOwner()
+    long = owner.spawn("long", forever(), cleans_up=True)
+    owner.spawn("deaf", stubborn(), cleans_up=True)
+    assert await owner.close(10) == ("deaf",)
+    assert long.cancelled()
+    assert asyncio.get_running_loop().time() == 10
+    for _ in range(5):
+        for task in owner.live:
+            task.cancel()
+        await soon()
+
+
+@virtual
 async def test_a_task_may_close_its_own_owner() -> None:
     """Whoever closes is not among those who are cancelled."""
     owner = TaskOwner()

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from rollout_svc.agent.turn import LOGPROBS_MODE, EngineCaller, OnPause, Turn
 from rollout_svc.agent.words import Words
@@ -125,7 +125,8 @@ class AgentContext:
         Raises:
             StaleAttempt: this context is over.
         """
-        self.experts = False
+        if self._sample.response_length:  # what was said so far has rows that the new conversation lacks
+            self.experts = False
         self._sample.begin_again(self._attempt, list(ids), reason)
 
     def drop_turn(self) -> None:
@@ -137,6 +138,16 @@ class AgentContext:
         if self._sample.turn_length:
             self.experts = False  # the rows of what is dropped cannot be asked for again one by one
         self._sample.drop_turn(self._attempt)
+
+    def note(self, **meta: Any) -> None:
+        """Write into the sample's `meta`; None takes a key out.
+
+        Raises:
+            StaleAttempt: this context is over.
+        """
+        self._sample.check(self._attempt)
+        kept = {key: value for key, value in self._sample.meta.items() if key not in meta}
+        self._sample.meta = kept | {key: value for key, value in meta.items() if value is not None}
 
     @property
     def over(self) -> bool:

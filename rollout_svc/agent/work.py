@@ -10,8 +10,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from rollout_svc.errors import SampleFailure
 from rollout_svc.judging import ProcessRunner
@@ -23,6 +23,7 @@ __all__ = ["CLEANUP_S", "Work"]
 CLEANUP_S: Final = 10.0
 """Seconds for each clean-up."""
 
+R = TypeVar("R")
 CleanUp = Callable[[], Awaitable[object]]
 
 
@@ -60,16 +61,67 @@ class Work:
             raise SampleFailure("agent_error", "no process to run a synchronous tool in")
         return await self._processes.submit(spec, method, payload, timeout_s)
 
+    async def bounded(self, work: Awaitable[Any], timeout_s: float, *, cleans_up: bool = False) -> Any:
+        """Await what is not ours, so long at most; it delays nobody by swallowing its cancellation.
+
+        Args:
+            work: what to await.
+            timeout_s: how long.
+            cleans_up: it ends what was begun: nobody cancels it before its time.
+
+        Raises:
+            TimeoutError: it took longer.
+            Exception: whatever it raised.
+        """
+        kind = "clean-up" if cleans_up else "tool"
+        task = self._tasks.spawn(f"{kind}:{self._name}", _awaited(work), handled=True, cleans_up=cleans_up)
+        task.add_done_callback(_look)
+        try:
+            await asyncio.wait({task}, timeout=timeout_s)
+            if not task.done():
+                raise TimeoutError
+        finally:
+            task.cancel()
+        if task.cancelled():
+            raise RuntimeError("it cancelled itself")
+        return task.result()
+
+    async def side_by_side(self, works: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
+        """Do things of ours at the same time; raises what the first of them raised, when all have ended."""
+        tasks = [self._tasks.spawn(f"tools:{self._name}", work, handled=True) for work in works]
+        for task in tasks:
+            task.add_done_callback(_look)
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [task.result() for task in tasks]
+
     async def close(self) -> None:
         """Clean up; one that is cancelled here ends its own wait, and the clean-up goes on."""
         if self._cleanups:
             due, self._cleanups = self._cleanups, []
-            await asyncio.shield(self._tasks.spawn(f"clean-up:{self._name}", self._clean(due)))
+            await asyncio.shield(self._tasks.spawn(f"clean-up:{self._name}", self._clean(due), cleans_up=True))
 
     async def _clean(self, due: list[CleanUp]) -> None:
         for cleanup in reversed(due):
             try:
-                async with asyncio.timeout(CLEANUP_S):
-                    await cleanup()
+                await self.bounded(cleanup(), CLEANUP_S, cleans_up=True)
             except Exception as error:  # noqa: BLE001 - the agent's own code; the others are to be cleaned up all the same
                 self.failed.append(f"{type(error).__name__}: {error}")
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    """Await what may call `exit`, which would end the whole service."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"it called exit({error})") from error
+
+
+def _look(task: asyncio.Task[Any]) -> None:
+    """See what it raised: where nobody waits for it any more, nobody else does."""
+    if not task.cancelled():
+        task.exception()

@@ -21,7 +21,7 @@ from typing import Final
 from rollout_svc.agent import AgentContext, Words, Work
 from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.group import Group, Settlement
-from rollout_svc.judging import JudgedSample
+from rollout_svc.judging import REPORTED, JudgedSample
 from rollout_svc.rollout.ending import reach_end, tell_failure
 from rollout_svc.rollout.member import Host, Member, Owner, Tools
 from rollout_svc.rollout.runtime import TaskRuntime
@@ -373,6 +373,7 @@ class GroupRun:
             ground_truth=prompt.ground_truth,
             meta=prompt.meta,
             finish_reason=sample.finish_reason,
+            reported=sample.meta.get(REPORTED),
         )
 
     # -- what can go wrong -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`exact`, `regex` and `function`: what they call right, what wrong, and what they refuse to judge."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from rollout_judgers.exact import Exact
 from rollout_judgers.function import Function
 from rollout_judgers.regex import Regex
+from rollout_judgers.reported import Reported
+from rollout_svc.errors import SampleFailure
 from rollout_svc.judging import JudgeDesk, Reward
 from rollout_svc.plugins import PluginSpec
 from tests.support.court import Court, a_sample
@@ -138,3 +141,17 @@ def test_what_cannot_be_called_is_no_judger() -> None:
         Function(function="no_such_module:f")
     with pytest.raises(AttributeError):
         Function(function="rollout_svc.judging:no_such_name")
+
+
+# -- reported ------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_reported_gives_what_was_told() -> None:
+    """P21: a reward that nobody told is a typed failure, never a 0; one of 0 is a reward."""
+    court = Court(Reported())
+    for value in (0.0, -2.5):
+        told = replace(a_sample(), reported=value)
+        assert await court.judging.judge(court.desk, "train", [told]) == [Reward(value)]
+    with pytest.raises(SampleFailure, match=r"judge_error: .*no reward was reported"):
+        await court.judging.judge(court.desk, "train", [a_sample()])

@@ -10,6 +10,7 @@ from rollout_svc.agent import AgentContext, OnPause, Turn, Words, Work
 from rollout_svc.config import SamplingConfig
 from rollout_svc.engines import Completion
 from rollout_svc.gate import Gate, Lane
+from rollout_svc.judging import ProcessRunner
 from rollout_svc.ledger import Ledger
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
@@ -94,6 +95,8 @@ class Table:
         self.parked = 0
         self.prompt = make_prompt()
         self.tokenizer = ByteTokenizer()
+        self.tasks = TaskOwner()
+        self.processes: ProcessRunner | None = None
 
     def context(self) -> AgentContext:
         """Hand the sample out, and make the context of that attempt."""
@@ -109,7 +112,7 @@ class Table:
             signals=self.signals,
             on_parked=self._parked,
             words=Words(TextCodec(self.tokenizer, Inline())),
-            work=Work(self.sample.sample_id, TaskOwner(), None),
+            work=Work(self.sample.sample_id, self.tasks, self.processes),
             experts=self.experts,
         )
 
