@@ -154,6 +154,7 @@ def engine(  # noqa: PLR0917 - options, not positions
     context: Annotated[int | None, typer.Option(help="Most tokens of a sequence.")] = None,
     max_running: Annotated[int | None, typer.Option(help="Requests decoded together.")] = None,
     weights: Annotated[Path | None, typer.Option(help="safetensors to start with.")] = None,
+    script: Annotated[Path | None, typer.Option(help="What to say to which prompts: JSON rules, for tests.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Key of the data routes.")] = None,
     admin_api_key: Annotated[str | None, typer.Option(help="Key of the control routes.")] = None,
     die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="End when the parent does.")] = False,
@@ -165,7 +166,12 @@ def engine(  # noqa: PLR0917 - options, not positions
         ),
     ] = True,
 ) -> None:
-    """Run the built-in engine alone: SGLang's dialect, a tiny torch model."""
+    """Run the built-in engine alone: SGLang's dialect, a tiny torch model.
+
+    --script FILE makes it say what you want where a prompt fits, through the same sampling: one JSON object a line, as
+    {"match": {"ends_with": "2 + 2 = "}, "say": "4", "peak": 0.99}. Conditions: contains, ends_with, regex, ids_end.
+    {"turn": "<|assistant|>"} tells where the model begins to speak; with it, "say" may list one text a turn.
+    """
     from rollout_svc.embedded.run import run_engine  # noqa: PLC0415 - torch
 
     given: dict[str, Any] = {} if max_running is None else {"max_running": max_running}
@@ -178,6 +184,7 @@ def engine(  # noqa: PLR0917 - options, not positions
             tokenizer=tokenizer,
             context=context,
             weights=weights,
+            script=script,
             api_key=api_key,
             admin_api_key=admin_api_key,
             die_with_parent=die_with_parent,

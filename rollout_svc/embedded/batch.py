@@ -15,6 +15,7 @@ import torch
 from rollout_svc.embedded.decode import MIN_ROWS, CachedForward, padded_length
 from rollout_svc.embedded.routing import RoutingTable
 from rollout_svc.embedded.sampling import SamplingRows, draw_uniforms, sample
+from rollout_svc.embedded.script import direct
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +56,7 @@ class Batch:
         """
         first = len(self.jobs)
         logits, routing = self._forward.prefill([job.tokens for job in jobs], first)
+        direct(logits, jobs)
         self._routing.prefilled(jobs, first, routing)
         for row, job in enumerate(jobs, start=first):
             places = len(job.prompt) + job.limit
@@ -75,6 +77,7 @@ class Batch:
         ids, positions, settings = self._columns or self._stack()
         count = len(self.jobs)
         logits, routing = self._forward.decode(ids, positions, self._longest)
+        direct(logits, self.jobs)
         self._routing.decoded(positions, routing)
         positions += 1
         self._longest += 1

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollout_svc.embedded.sampling import Sampling
+    from rollout_svc.embedded.script import Scripted
 
 Stage = Literal["waiting", "running"]
 
@@ -40,6 +41,7 @@ class Job:
         wants_routing: Whether to keep the routing of its tokens when it leaves its row.
         routing: int32[rows, layers, top_k] when it has left its row; see `routing.py`. None: it never ran, or the model
             has no experts, or nobody asked.
+        script: What it is to say; None: whatever the model does.
     """
 
     rid: str
@@ -55,6 +57,7 @@ class Job:
     doomed: bool = False
     wants_routing: bool = False
     routing: Tensor | None = None
+    script: Scripted | None = None
 
     @property
     def tokens(self) -> list[int]:

@@ -57,6 +57,7 @@ def run_engine(
     context: int | None = None,
     weights: str | Path | None = None,
     *,
+    script: str | Path | None = None,
     die_with_parent: bool = False,
     return_routed_experts: bool = True,
 ) -> int:
@@ -73,6 +74,7 @@ def run_engine(
         max_running: Requests decoded together; None for as many as suit the preset.
         context: Most tokens of a sequence; None for the preset's.
         weights: Safetensors file or directory to start from instead of fresh weights.
+        script: File of what it is to say instead of what its model would; see `script_file.py`.
         die_with_parent: End once the process that started this one is gone.
         return_routed_experts: Tell routed experts to who asks, where the model has some.
 
@@ -85,7 +87,9 @@ def run_engine(
     try:
         with _leaving_on_signal():
             keys, tells = (api_key, admin_api_key), return_routed_experts
-            make_server = _prepare(model, seed, tokenizer, keys, max_running, context, weights, tells_experts=tells)
+            make_server = _prepare(
+                model, seed, tokenizer, keys, max_running, context, weights, script=script, tells_experts=tells
+            )
     except ValueError as error:
         return _refuse(str(error))
 
@@ -108,6 +112,7 @@ def _prepare(
     weights: str | Path | None,
     *,
     tells_experts: bool,
+    script: str | Path | None = None,
 ) -> Callable[[], EngineServer]:
     """Build the model, and return what makes its server inside an event loop.
 
@@ -119,12 +124,14 @@ def _prepare(
     from rollout_svc.embedded.engine import Engine
     from rollout_svc.embedded.model import build, load_weights, preset
     from rollout_svc.embedded.scheduler import Scheduler
+    from rollout_svc.embedded.script_file import load_script
     from rollout_svc.embedded.server import EngineServer, Identity
     from rollout_svc.embedded.tokens import load_vocabulary
 
     if max_running < 1:
         raise ValueError(f"max_running must be at least 1, got {max_running}")
     vocabulary = load_vocabulary(tokenizer)
+    said = None if script is None else load_script(script, vocabulary)
     config = preset(model, vocab_size=vocabulary.size, context=context)
     net = build(config, seed)
     if weights is not None:
@@ -135,7 +142,7 @@ def _prepare(
 
     def make_server() -> EngineServer:
         engine = Engine(Scheduler(net, vocabulary, max_running=max_running))
-        return EngineServer(engine, vocabulary, identity, Keys(*keys))
+        return EngineServer(engine, vocabulary, identity, Keys(*keys), said)
 
     return make_server
 
@@ -214,6 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-running", type=int, default=None, help="requests decoded together")
     parser.add_argument("--context", type=int, default=None, help="most tokens of a sequence")
     parser.add_argument("--weights", default=None, metavar="PATH", help="safetensors to start from")
+    parser.add_argument("--script", default=None, metavar="FILE", help="what to say to which prompts, as JSON rules")
     parser.add_argument("--die-with-parent", action="store_true", help="end once the starting process is gone")
     parser.add_argument(
         "--enable-return-routed-experts",

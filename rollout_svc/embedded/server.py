@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from rollout_svc.embedded.engine import Engine
     from rollout_svc.embedded.model import TinyConfig
+    from rollout_svc.embedded.script import Script
     from rollout_svc.embedded.tokens import Vocabulary
 
 MAX_BODY_BYTES: Final = 64 * 2**20
@@ -80,11 +81,19 @@ class Identity:
 class EngineServer:
     """Routes over an `Engine`. Made, and used, in one event loop."""
 
-    def __init__(self, engine: Engine, vocabulary: Vocabulary, identity: Identity, keys: Keys | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        vocabulary: Vocabulary,
+        identity: Identity,
+        keys: Keys | None = None,
+        script: Script | None = None,
+    ) -> None:
         self.engine = engine
         self._vocabulary = vocabulary
         self._identity = identity
         self._keys = keys or Keys()
+        self._script = script
         self._model_path = identity.model
         self._runner: web.AppRunner | None = None
 
@@ -171,6 +180,8 @@ class EngineServer:
             context=config.context,
             experts=identity.tells_experts,
         )
+        if self._script is not None:
+            wanted.job.script = self._script.scripted(wanted.job.prompt)
         if wanted.stream:
             return await stream(request, wanted, self.engine, self._vocabulary)
         outcome = await self.engine.generate(wanted.job)

@@ -35,8 +35,8 @@ class Vocabulary(Protocol):
     def end_id(self) -> int | None:
         """The id that ends an output, or None."""
 
-    def encode(self, text: str) -> list[int]:
-        """Turn text into ids."""
+    def encode(self, text: str, *, bare: bool = False) -> list[int]:
+        """Turn text into ids; `bare`: of the text alone, special tokens only where it has them written out."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Turn ids into text."""
@@ -48,7 +48,7 @@ class ByteVocabulary:
     size: Final = 257
     end_id: Final = 256
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, bare: bool = False) -> list[int]:  # noqa: ARG002 - bytes are bare
         """Return the bytes of the text."""
         return list(text.encode("utf-8", errors="surrogatepass"))
 
@@ -68,9 +68,9 @@ class FileVocabulary:
         self.size: Final = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self.end_id: Final = end_id
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of the text, with whatever special tokens the file's post-processor adds."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+    def encode(self, text: str, *, bare: bool = False) -> list[int]:
+        """Return the ids of the text, with whatever special tokens the file's post-processor adds unless `bare`."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not bare).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

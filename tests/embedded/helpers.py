@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rollout_svc.embedded.auth import Keys
+    from rollout_svc.embedded.script import Script
 
 VOCABULARY = ByteVocabulary()
 CONFIG = TinyConfig(vocab_size=VOCABULARY.size, context=256)
@@ -170,13 +171,15 @@ async def served(
     keys: Keys | None = None,
     config: TinyConfig = CONFIG,
     tells_experts: bool = False,
+    script: Script | None = None,
 ) -> AsyncIterator[Served]:
     """Serve an engine on a socket of its own."""
     scheduler = GatedScheduler(build(config, 0), VOCABULARY, max_running=max_running)
     if is_open:
         scheduler.open()
     engine = Engine(scheduler)
-    server = EngineServer(engine, VOCABULARY, Identity("tiny", "bytes", config, max_running, 0, tells_experts), keys)
+    identity = Identity("tiny", "bytes", config, max_running, 0, tells_experts)
+    server = EngineServer(engine, VOCABULARY, identity, keys, script)
     url = await server.start("127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession(url) as session:
