@@ -13,13 +13,20 @@ if not PROJECT.is_file():
     pytest.skip("the plugins are read from pyproject.toml, which is not installed", allow_module_level=True)
 
 TABLES = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"]
-AGENTS: dict[str, tuple[str, ...]] = {"single_turn": ()}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+AGENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "single_turn": ((), ()),
+    "multi_turn": (('environment="tests.support.nudging:Nudging"',), ()),
+    "tools": (('tools=["tests.support.tools:weather"]',), (CALL, CALL + CALL, "Cold.")),
+}
+"""Options by which each can be tried, and what the model says."""
 JUDGERS: dict[str, tuple[str, ...]] = {
     "exact": (),
     "regex": ("pattern=(\\d+)",),
     "function": ('function="tests.support.judgers:awaited"',),
+    "reported": (),
 }
-"""Options by which each can be tried."""
+"""The same, for judgers."""
 ELSEWHERE: frozenset[str] = frozenset()
 """Those that need more than options, and are checked by tests of their own."""
 
@@ -29,7 +36,8 @@ def test_shipped_loops_pass(name: str) -> None:
     """Every agent loop of the package."""
     if name not in AGENTS:
         pytest.skip(f"no options are known for {name}: add them to AGENTS, or name it in ELSEWHERE")
-    report = check_agent(TABLES["rollout_svc.agents"][name], options=AGENTS[name])
+    options, turns = AGENTS[name]
+    report = check_agent(TABLES["rollout_svc.agents"][name], options=options, turns=turns)
     assert report.findings == ()
     assert report.tries > 0
 

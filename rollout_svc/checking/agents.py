@@ -21,7 +21,7 @@ from rollout_svc.checking.speaker import Cut
 from rollout_svc.checking.stand import LANE, Manners, Stand
 from rollout_svc.checking.stepping import Runaway
 from rollout_svc.checking.trying import ENDS_S, Act, Tried, points, tell, try_it
-from rollout_svc.errors import SampleFailure, WorkerFailure
+from rollout_svc.errors import SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
@@ -262,6 +262,8 @@ class AgentCheck:
 
     def _look_at_passing(self, done: str, stand: Stand, tried: Tried) -> None:
         """What was raised for it has to have gone through."""
+        if isinstance(tried.error, StaleAttempt):
+            return  # whatever of the context raised it
         if not stand.noted:
             self._look_at_patience(done, tried)
             return

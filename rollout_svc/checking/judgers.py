@@ -88,7 +88,6 @@ class JudgerCheck:
         self._timeout_s = timeout_s
         self._deterministic = deterministic
         self._where = ""
-        self._last_error: BaseException | None = None
 
     def look(self) -> bool:
         """Look at it without calling it; returns whether it can be called."""
@@ -154,16 +153,15 @@ class JudgerCheck:
             ground_truth=prompt.ground_truth,
             meta=dict(prompt.meta),
             finish_reason="stop",
+            reported=1.0,
         )
 
     async def _verdict(self, desk: JudgeDesk, samples: list[JudgedSample]) -> list[Reward] | SampleFailure:
         self._report.tries += 1
-        self._last_error = None
         judging = Judging(gate=Gate(), tasks=TaskOwner(), processes=self._processes)
         try:
             return await judging.judge(desk, "train", samples)
         except SampleFailure as failure:
-            self._last_error = failure.__cause__
             return failure
 
     async def _judge(self, desk: JudgeDesk, done: str, samples: list[JudgedSample]) -> bool:
@@ -183,23 +181,15 @@ class JudgerCheck:
             if wrong is not None:
                 report.add("value", done, wrong, self._where)
             return wrong is None and not report.broken("left_running")
-        happened = verdict.message.removeprefix("it: ").removeprefix("JudgerError: ")
+        happened, where = places.split(verdict.message.removeprefix("it: "))
         rule = {"judge_timeout": "ends", "judge_invalid": "value"}.get(verdict.reason, "raises")
         if rule == "value" and happened.startswith("expected a list"):
             rule = "group"
         elif rule == "raises" and happened.startswith("ConfigError: "):  # made here, and not there
             rule = "process"
-        if not isinstance(self._last_error, Runaway):
-            report.add(rule, done, happened, (self._place() if rule == "raises" else "") or self._where)
+        if not isinstance(verdict.__cause__, Runaway):
+            report.add(rule, done, happened, where or self._where)
         return False
-
-    def _place(self) -> str:
-        """The line that raised, in this process or by the traceback that came from another."""
-        error = self._last_error
-        if error is None:
-            return ""
-        noted = "\n".join(getattr(error, "__notes__", ()))
-        return places.of_trace(noted) or places.of_error(error)
 
     # -- what is tried ---------------------------------------------------------------------------------------
 

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Final
 
 from rollout_svc.checking import places
 from rollout_svc.checking.clock import CheckLoop
 
-__all__ = ["Before", "Left", "children", "left_since", "lives"]
+__all__ = ["Before", "Left", "children", "left_since", "lives", "wardens"]
 
 _MOMENT_S: Final = 0.5  # of real time: what takes longer to end was left running
 _LOOK_S: Final = 0.01
+_COMMAND: Final = 80  # characters of a command that are told
+_OURS: Final = ("rollout_svc.judge_processes", "multiprocessing.resource_tracker")
+"""In the commands of processes that are not the plugin's."""
 _TURNS: Final = 5  # of the loop, for tasks that have been cancelled to end
 
 
@@ -82,17 +83,25 @@ async def left_since(before: Before, loop: CheckLoop, known: Iterable[asyncio.Ta
 
 
 def children(of: int | None = None) -> list[int]:
-    """Processes below this one, or below another, that are not of our own pools; none where the system cannot say."""
-    pool = {process.pid for process in multiprocessing.active_children()} if of is None else set()
-    pool.add(getattr(resource_tracker._resource_tracker, "_pid", None))  # noqa: SLF001 - it is nobody's child else
-    root = Path(f"/proc/{of or os.getpid()}/task")
+    """Processes right below this one, but for ours, or below another; none where the system cannot say."""
     found: list[int] = []
     try:
-        for thread in root.iterdir():
+        for thread in Path(f"/proc/{of or os.getpid()}/task").iterdir():
             found += map(int, (thread / "children").read_text(encoding="ascii").split())
     except OSError:
-        return found
-    return [pid for pid in found if pid not in pool and lives(pid)]
+        return []
+    return [pid for pid in found if lives(pid) and (of is not None or not _is_ours(pid))]
+
+
+def wardens() -> list[int]:
+    """Processes of ours that look after those in which plugins run."""
+    below = Path(f"/proc/{os.getpid()}/task")
+    pids = [int(pid) for thread in below.glob("*/children") for pid in thread.read_text(encoding="ascii").split()]
+    return [pid for pid in pids if _is_ours(pid)]
+
+
+def _is_ours(pid: int) -> bool:
+    return any(word in _command(pid, whole=True) for word in _OURS)
 
 
 def lives(pid: int) -> bool:
@@ -103,8 +112,9 @@ def lives(pid: int) -> bool:
         return False
 
 
-def _command(pid: int) -> str:
+def _command(pid: int, *, whole: bool = False) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+        told = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return "?"
+    return told if whole else told[:_COMMAND]

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
@@ -17,11 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-__all__ = ["of_error", "of_frame", "of_here", "of_suspended", "of_thing", "of_trace"]
+__all__ = ["of_error", "of_frame", "of_here", "of_suspended", "of_thing", "split"]
 
 _OURS: Final = str(Path(__file__).resolve().parent.parent)
 _PYTHONS: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen"})
 _INSTALLED: Final = "site-packages"
+_PLACE: Final = re.compile(r"\((?P<file>[^():]+):(?P<line>\d+) in [^()]*\)")
+"""As `blame` writes it."""
 _MOST: Final = 200  # awaits that are followed
 
 
@@ -30,15 +33,12 @@ def of_error(error: BaseException) -> str:
     return _innermost((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
 
 
-def of_trace(text: str) -> str:
-    """The same, of a traceback that was written down in another process."""
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith('File "')]
-    found = []
-    for line in lines:
-        _, file, rest = line.split('"', 2)
-        number = rest.split("line ", 1)[-1].split(",")[0]
-        found.append((file, int(number) if number.isdigit() else 0))
-    return _innermost(found)
+def split(told: str) -> tuple[str, str]:
+    """Part what the service says of an error from the place that it names."""
+    found = _PLACE.search(told)
+    if found is None:
+        return told, ""
+    return told[: found.start()].rstrip() + told[found.end() :], _told(found["file"], int(found["line"]))
 
 
 def of_here() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
@@ -196,12 +197,8 @@ class Forks:
 class Elsewhere:
     """It can be made in the first process only."""
 
-    made = 0
-
     def __init__(self) -> None:
-        import multiprocessing
-
-        if multiprocessing.parent_process() is not None:
+        if os.environ.setdefault("FIRST_PROCESS", str(os.getpid())) != str(os.getpid()):
             raise OSError("no licence for another")
 
     def judge(self, sample: JudgedSample) -> float:
