@@ -1,5 +1,6 @@
 """What comes with the service keeps the contract that its check asks of others."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -25,8 +26,11 @@ JUDGERS: dict[str, tuple[str, ...]] = {
     "regex": ("pattern=(\\d+)",),
     "function": ('function="tests.support.judgers:awaited"',),
     "reported": (),
+    "code": ("test_timeout_s=2.0",),
 }
 """The same, for judgers."""
+TRUTHS = {"code": {"function": "double", "cases": [{"args": [2], "expected": 4}]}}
+"""Ground truths that are no sums."""
 ELSEWHERE: frozenset[str] = frozenset()
 """Those that need more than options, and are checked by tests of their own."""
 
@@ -43,10 +47,13 @@ def test_shipped_loops_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TABLES["rollout_svc.judgers"].keys() - ELSEWHERE))
-def test_shipped_judgers_pass(name: str) -> None:
+def test_shipped_judgers_pass(name: str, tmp_path: Path) -> None:
     """Every judger of the package."""
     if name not in JUDGERS:
         pytest.skip(f"no options are known for {name}: add them to JUDGERS, or name it in ELSEWHERE")
-    report = check_judger(TABLES["rollout_svc.judgers"][name], options=JUDGERS[name], deterministic=True)
+    prompt = tmp_path / "prompt.jsonl"
+    prompt.write_text(json.dumps({"text": "2 + 2 = ?", "ground_truth": TRUTHS.get(name, "4")}))
+    target = TABLES["rollout_svc.judgers"][name]
+    report = check_judger(target, options=JUDGERS[name], prompt=prompt, deterministic=True)
     assert report.findings == ()
     assert report.tries > 0
