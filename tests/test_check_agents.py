@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout_svc.checking import stepping
 from rollout_svc.checking.agents import RULES
 from rollout_svc.checking.check import check_agent
 from tests.support import bad_agents
@@ -15,6 +16,8 @@ BAD = {
     "OddPause": "attributes",
     "NoRun": "attributes",
     "Raises": "raises",
+    "Exits": "raises",
+    "ExitsBeside": "raises",
     "Fragile": "raises",
     "NeverEnds": "ends",
     "AsksForEver": "ends",
@@ -39,8 +42,15 @@ BAD = {
     "LeavesWhenCancelled": "left_running",
     "BadCleanUp": "clean_up",
     "Blocks": "holds_loop",
+    "Spins": "holds_loop",
 }
 """What is wrong with each, by the rule that says so."""
+
+
+@pytest.fixture(autouse=True)
+def soon_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds the loop is ended sooner than in earnest."""
+    monkeypatch.setattr(stepping, "_FREED_S", 0.6)
 
 
 def lines_of(name: str) -> range:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout_svc.checking import stepping
 from rollout_svc.checking.check import check_judger
 from rollout_svc.checking.judgers import RULES
 
@@ -24,12 +25,19 @@ BAD = {
     "Uncancellable": "cancellation",
     "Slow": "instant",
     "Blocks": "holds_loop",
+    "Spins": "holds_loop",
     "Guesses": "deterministic",
     "LeavesTask": "left_running",
 }
 """What is wrong with each, by the rule that says so."""
 ELSEWHERE = {"RaisesElsewhere": "raises", "HangsElsewhere": "ends", "Forks": "left_running", "Elsewhere": "process"}
 """The same, in processes of their own."""
+
+
+@pytest.fixture(autouse=True)
+def soon_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds the loop is ended sooner than in earnest."""
+    monkeypatch.setattr(stepping, "_FREED_S", 0.6)
 
 
 @pytest.mark.parametrize("name", [*BAD, *ELSEWHERE])

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rollout_svc.checking import places
 from rollout_svc.checking.agents import RULES as AGENT_RULES
 from rollout_svc.checking.agents import AgentCheck
 from rollout_svc.checking.clock import CheckLoop
@@ -21,7 +22,7 @@ from rollout_svc.checking.judgers import RULES as JUDGER_RULES
 from rollout_svc.checking.judgers import JudgerCheck
 from rollout_svc.checking.processes import Processes
 from rollout_svc.checking.stand import Inline
-from rollout_svc.checking.stepping import watched
+from rollout_svc.checking.stepping import Runaway, watched
 from rollout_svc.checking.subject import made, options_of, prompt_line, spec_of
 from rollout_svc.checking.tongue import Tongue
 from rollout_svc.errors import ConfigError, SampleFailure
@@ -118,7 +119,12 @@ def _run(work: Callable[[Processes], Awaitable[None]], report: Report) -> None:
             report.add("holds_loop", "ran it", f"it held the event loop for {seconds:.1f} s", where)
 
         with watched(loop, held):
-            runner.run(whole())
+            try:
+                runner.run(whole())
+            except SystemExit as error:  # of a task that it began
+                report.add("raises", "ran it", f"a task of it called exit({error})", places.of_error(error))
+            except Runaway:
+                pass  # what held the loop is told by who watched it
 
 
 async def _prompt(line: dict[str, Any]) -> Prompt:

@@ -29,7 +29,7 @@ _FREED_S: Final = 3.0  # so long, and it is ended
 _TIMES: Final = 5  # that it is ended, before the whole check gives up
 _LOOK_S: Final = 0.05
 _PATIENCE_S: Final = 20.0  # of real time
-_CHUNK_S: Final = 10.0  # of the loop's time between two looks at the real one
+_CHUNK_S: Final = 2.0  # of the loop's time between two looks at the real one
 
 
 class Runaway(BaseException):

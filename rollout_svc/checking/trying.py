@@ -15,7 +15,7 @@ from rollout_svc.checking.clock import CheckLoop
 from rollout_svc.checking.leftovers import Before, Left, left_since
 from rollout_svc.checking.stepping import Stepped, ends_within
 
-__all__ = ["ENDS_S", "Act", "Tried", "points", "tell", "try_it"]
+__all__ = ["ENDS_S", "Act", "ExitCalled", "Tried", "points", "tell", "try_it"]
 
 ENDS_S: Final = 30.0
 """Seconds in which what was cancelled has to end."""
@@ -23,6 +23,10 @@ _MOST_POINTS: Final = 40
 
 Act = Callable[[asyncio.Task[Any]], Awaitable[object] | None]
 """What is done to a run: at once, and what it gives to await, beside it."""
+
+
+class ExitCalled(Exception):
+    """Raised in place of an exit of the plugin's."""
 
 
 @dataclass(slots=True)
@@ -104,6 +108,8 @@ async def try_it(
     async def run() -> Any:
         try:
             return await stepped
+        except SystemExit as error:  # the loop would end for it
+            raise ExitCalled(f"it called exit({error})") from error
         finally:
             if after is not None:
                 await after()
@@ -125,7 +131,8 @@ async def try_it(
         return Tried("cancelled", None, None, waited, bool(acted), where, left)
     error = task.exception()
     if error is not None:
-        return Tried("raised", None, error, waited, bool(acted), places.of_error(error) or where, left)
+        place = places.of_error(error.__cause__ if isinstance(error, ExitCalled) and error.__cause__ else error)
+        return Tried("raised", None, error, waited, bool(acted), place or where, left)
     return Tried("returned", task.result(), None, waited, bool(acted), where, left)
 
 

@@ -72,6 +72,23 @@ class Raises:
         return found["sample"]
 
 
+class Exits:
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        await ctx.generate()
+        sys.exit(3)
+
+
+class ExitsBeside:
+    """A task that it began exits."""
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        async def end() -> None:
+            sys.exit(3)
+
+        await asyncio.create_task(end())
+        return sample
+
+
 class Fragile(Good):
     async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
         turn = await ctx.generate()
@@ -278,6 +295,15 @@ class BadCleanUp(Good):
         return await super().run(sample, ctx)
 
 
+class Spins:
+    """It never gives the event loop back."""
+
+    async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
+        await ctx.generate()
+        while True:
+            pass
+
+
 class Blocks(Good):
     """It computes in the event loop, once."""
 
@@ -286,5 +312,5 @@ class Blocks(Good):
     async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
         if not self.done:
             self.done = True
-            time.sleep(0.8)  # noqa: ASYNC251 - that is what is wrong with it
+            time.sleep(0.56)  # noqa: ASYNC251 - that is what is wrong with it
         return await super().run(sample, ctx)

@@ -161,6 +161,16 @@ class Slow:
         return right(sample)
 
 
+class Spins:
+    """It is called in the event loop, and never gives it back."""
+
+    instant = True
+
+    def judge(self, sample: JudgedSample) -> NoReturn:
+        while True:
+            pass
+
+
 class Blocks:
     """It is async, and waits without await, once."""
 
@@ -169,7 +179,7 @@ class Blocks:
     async def judge(self, sample: JudgedSample) -> float:
         if not self.done:
             self.done = True
-            time.sleep(0.8)  # noqa: ASYNC251 - that is what is wrong with it
+            time.sleep(0.56)  # noqa: ASYNC251 - that is what is wrong with it
         return right(sample)
 
 
