@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rollout_agents.single_turn import SingleTurn
 from rollout_svc.agent import OnPause
+from rollout_svc.agent.work import CLEANUP_S
 from rollout_svc.config import SamplingConfig
 from rollout_svc.errors import Interrupted, NoWorker, SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.sample import SampleStatus
@@ -344,4 +345,31 @@ async def test_clean_up_goes_on_when_its_waiter_is_cancelled() -> None:
     closing.cancel()
     await asyncio.sleep(2.0)
     assert closing.cancelled()
-    assert (done, work.failed) == (["b", "a"], ["ValueError: b"])
+    assert done == ["b", "a"]
+    [told] = work.failed
+    assert told.startswith("ValueError: b (")
+    assert "test_agent.py:" in told
+
+
+@virtual
+async def test_a_clean_up_that_does_not_end_is_given_up() -> None:
+    """P8 P14: also where it swallows its cancellation; the others are cleaned up, and it is told of."""
+    table, done = Table(), list[str]()
+    work = table.context().work
+
+    async def deaf() -> None:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(100.0)
+            except asyncio.CancelledError:
+                continue
+
+    async def good() -> None:
+        done.append("good")
+
+    work.on_end(good)
+    work.on_end(deaf)
+    await work.close()
+    assert (asyncio.get_running_loop().time(), done, work.failed) == (CLEANUP_S, ["good"], ["not done in 10 s"])
+    await asyncio.sleep(1000.0)
+    assert not table.tasks.live

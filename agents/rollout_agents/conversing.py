@@ -21,7 +21,7 @@ from rollout_svc.tool_calls import Said, ToolFormat, read_said
 
 __all__ = ["Conversation"]
 
-_REFUSED: Final = ("http_400", "http_413", "http_422")
+_REFUSED: Final = "rejected_by_engine"
 _FULL: Final = re.compile(
     r"context|too long|longer than|max_model_len|session_len|maximum .{0,20}length", re.IGNORECASE
 )
@@ -115,4 +115,4 @@ class Conversation:
 
 
 def _is_full(failure: SampleFailure) -> bool:
-    return failure.reason in _REFUSED and _FULL.search(failure.message) is not None
+    return failure.reason == _REFUSED and _FULL.search(failure.message) is not None

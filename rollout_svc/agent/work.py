@@ -13,12 +13,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+import structlog
+
+from rollout_svc import blame
 from rollout_svc.errors import SampleFailure
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.tasks import TaskOwner
 
 __all__ = ["CLEANUP_S", "Work"]
+
+_log = structlog.get_logger("agent")
 
 CLEANUP_S: Final = 10.0
 """Seconds for each clean-up."""
@@ -101,16 +106,29 @@ class Work:
 
     async def close(self) -> None:
         """Clean up; one that is cancelled here ends its own wait, and the clean-up goes on."""
-        if self._cleanups:
-            due, self._cleanups = self._cleanups, []
-            await asyncio.shield(self._tasks.spawn(f"clean-up:{self._name}", self._clean(due), cleans_up=True))
+        cleaning = self.leave()
+        if cleaning is not None:
+            await asyncio.shield(cleaning)
+
+    def leave(self) -> asyncio.Task[None] | None:
+        """Have it cleaned up by a task, which is returned; None where nothing is to be cleaned up any more."""
+        if not self._cleanups:
+            return None
+        due, self._cleanups = self._cleanups, []
+        return self._tasks.spawn(f"clean-up:{self._name}", self._clean(due), cleans_up=True)
 
     async def _clean(self, due: list[CleanUp]) -> None:
         for cleanup in reversed(due):
             try:
                 await self.bounded(cleanup(), CLEANUP_S, cleans_up=True)
+            except TimeoutError:
+                self._went_wrong(f"not done in {CLEANUP_S:g} s")
             except Exception as error:  # noqa: BLE001 - the agent's own code; the others are to be cleaned up all the same
-                self.failed.append(f"{type(error).__name__}: {error}")
+                self._went_wrong(blame.told(error)[0])
+
+    def _went_wrong(self, told: str) -> None:
+        self.failed.append(told)
+        _log.warning("clean_up.failed", sample=self._name, error=told)
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:

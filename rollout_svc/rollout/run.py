@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
+from rollout_svc import blame
 from rollout_svc.agent import AgentContext, Words, Work
 from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.group import Group, Settlement
@@ -287,16 +288,10 @@ class GroupRun:
         self._count_generating(member, generating=True)
         began = asyncio.get_running_loop().time()
         try:
-            await self.runtime.agent.run(sample, context)
-        except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
+            await self._run_agent(sample, context)
+        except SampleFailure:  # counted at once: whoever takes the sample back while it cleans up would undo it
+            context.work.leave()
             raise
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise SampleFailure("agent_error", "the agent cancelled itself") from error
-        except (Exception, SystemExit) as error:  # an agent that exits must not end the service
-            raise SampleFailure("agent_error", f"{type(error).__name__}: {error}") from error
         finally:
             await context.work.close()
             self._count_generating(member, generating=False)
@@ -313,6 +308,20 @@ class GroupRun:
                 message += ": the agent ended with tokens of its own, after its last turn"
             raise SampleFailure("experts_missing", message)
         sample.transition(member.attempt, _S.GENERATED)
+
+    async def _run_agent(self, sample: Sample, context: AgentContext) -> None:
+        """Run somebody's loop; whatever it raises is typed."""
+        try:
+            await self.runtime.agent.run(sample, context)
+        except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise SampleFailure("agent_error", "the agent cancelled itself") from error
+        except (Exception, SystemExit) as error:  # an agent that exits must not end the service
+            raise SampleFailure("agent_error", blame.told(error)[0]) from error
 
     async def _judge(self, member: Member) -> None:
         sample, desk = member.sample, self.runtime.desk

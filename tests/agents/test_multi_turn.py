@@ -104,7 +104,9 @@ def test_the_last_turn_is_the_end_of_the_sample(script: list[Step], steps: list[
 @virtual
 async def test_a_full_context_ends_the_conversation_with_the_turn_before() -> None:
     """P6: what was said to the model since is dropped; the first turn's refusal is the sample's failure."""
-    full = SampleFailure("http_400", "The input (30 tokens) is longer than the model's context length (20 tokens).")
+    full = SampleFailure(
+        "rejected_by_engine", "The input (30 tokens) is longer than the model's context length (20 tokens)."
+    )
     Scripted.plan(user("a", reward=1.0), user("b"))
     table = set_table(answer([65]), full)
     await run(table)
@@ -115,7 +117,7 @@ async def test_a_full_context_ends_the_conversation_with_the_turn_before() -> No
         await run(set_table(full))
     Scripted.plan(user("a"))
     with pytest.raises(SampleFailure, match="temperature"):
-        await run(set_table(answer([65]), SampleFailure("http_400", "temperature: no")))
+        await run(set_table(answer([65]), SampleFailure("rejected_by_engine", "temperature: no")))
 
 
 @virtual

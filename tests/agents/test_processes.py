@@ -192,7 +192,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 def test_a_killed_service_leaves_no_tool(fifo: Path) -> None:
-    """P22: after a kill -9 in the middle of a tool, neither its process is left nor what that started."""
+    """After a kill -9 in the middle of a tool, neither its process is left nor what that started."""
     service = subprocess.Popen([sys.executable, "-c", SERVICE, str(fifo)])
     try:
         pids = [int(line) for line in fifo.read_text().split()]

@@ -10,7 +10,7 @@ import pytest
 from rollout_agents.tools import Tools
 from rollout_svc.agent import AgentContext
 from rollout_svc.chat_template import ChatTemplate
-from rollout_svc.errors import ConfigError
+from rollout_svc.errors import ConfigError, Interrupted
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tokens import ByteTokenizer
 from tests.support.caller import Step, Table, answer
@@ -37,17 +37,28 @@ def says(*calls: str) -> Step:
     return answer(list("".join(calls).encode()))
 
 
-async def run(*script: Step, content: Any = HELLO, tools: list[Any] | None = None, **options: Any) -> Table:
-    """Run the loop to its end, clean-up included."""
+def set_table(*script: Step, content: Any = HELLO) -> Table:
+    """Set a table where prompts are messages."""
     table = Table(*script, max_tokens=500, on_pause="park", experts=True)
     table.tokenizer = ByteTokenizer(ChatTemplate(TEMPLATE, {}).render)
     table.prompt = make_prompt(content=content)
+    return table
+
+
+async def go(table: Table, tools: list[Any] | None = None, **options: Any) -> None:
+    """Run the loop to its end, clean-up included."""
     context: AgentContext = table.context()
     try:
         await Tools(tools=tools or [WEATHER, SLEEPS, RAISES], **options).run(table.sample, context)
     finally:
         await context.work.close()
     assert table.sample.segments[-1].by_model
+
+
+async def run(*script: Step, content: Any = HELLO, **options: Any) -> Table:
+    """Run the loop over this script."""
+    table = set_table(*script, content=content)
+    await go(table, **options)
     return table
 
 
@@ -68,6 +79,20 @@ async def test_a_call_is_made_and_its_answer_told() -> None:
     assert sum(table.sample.loss_mask) == len(said) + len("20 degrees")
     assert table.sample.meta == {"logprobs_mode": "unknown", "turns": 2, "ended": "answered", "tool_calls": 1}
     assert table.sample.earlier == []
+
+
+@virtual
+async def test_a_cut_first_turn_goes_on_in_another_run() -> None:
+    """P6 P10: handed out again, the loop goes on from the tokens it has, after the same prompt with its tools."""
+    table = set_table(answer([65], "abort", late=True), answer([66]))
+    table.on_pause = "abort"
+    with pytest.raises(Interrupted):
+        await go(table)
+    table.hand_back()
+    await go(table)
+    first, second = (asked for asked, _ in table.asks())
+    assert second == [*first, 65]
+    assert (table.sample.response_ids, table.sample.earlier) == ([65, 66], [])
 
 
 @virtual

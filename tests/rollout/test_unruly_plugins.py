@@ -221,3 +221,24 @@ async def test_an_answer_that_comes_after_the_agent_left_is_not_recorded() -> No
     await asyncio.wait(left)
     assert isinstance(left[0].exception(), RolloutError)
     assert (stage.sample.status, stage.sample.response_ids) == (S.COMPLETED, [7, 8])
+
+
+@virtual
+async def test_a_failure_is_counted_before_its_clean_up_has_ended() -> None:
+    """P4 P14: a sample that is taken back while it cleans up has failed all the same; the clean-up goes on."""
+    cleaned = list[float]()
+
+    async def cleans_up(sample: Sample, ctx: AgentContext) -> Sample:
+        async def clean() -> None:
+            await asyncio.sleep(5.0)
+            cleaned.append(asyncio.get_running_loop().time())
+
+        ctx.work.on_end(clean)
+        raise ValueError("broken")
+
+    stage = Stage(cleans_up, Judger())
+    await stage.run()
+    assert (stage.sample.status, stage.sample.failures) == (S.FAILED, 2)
+    assert (asyncio.get_running_loop().time(), cleaned) == (0.0, [])
+    assert await stage.tasks.close(10.0) == ()
+    assert cleaned == [5.0, 5.0]

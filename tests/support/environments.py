@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Counting", "Hangs", "Scripted", "Unruly"]
+from tests.support.bell import Bell
+
+__all__ = ["Counting", "Gated", "Hangs", "Scripted", "Unruly"]
 
 
 class Scripted:
@@ -99,3 +101,44 @@ class Hangs:
         Path(self.fifo).write_text(str(os.getpid()), encoding="ascii")
         while True:
             time.sleep(60)
+
+
+class Gated:
+    """Lives in the loop: answers its first turn when the test lets it, and is done with the second; 0.5 for each."""
+
+    bell = Bell()
+    doors: dict[str, asyncio.Event] = {}  # noqa: RUF012 - `prepare` makes them
+    waiting: set[str] = set()  # noqa: RUF012 - likewise
+    closed: list[str] = []  # noqa: RUF012 - likewise
+
+    @classmethod
+    def prepare(cls, bell: Bell) -> None:
+        """Begin a test."""
+        cls.bell, cls.doors, cls.waiting, cls.closed = bell, {}, set(), []
+
+    @classmethod
+    def let(cls, *names: str) -> None:
+        """Let those go on whose prompt says this."""
+        for name in names:
+            cls.doors.setdefault(name, asyncio.Event()).set()
+
+    async def reset(self, sample: Any) -> None:
+        self.name = sample.prompt[0]["content"]
+        self.turns = 0
+
+    async def step(self, said: dict[str, Any]) -> dict[str, Any]:
+        self.turns += 1
+        if self.turns == 2:
+            return {"done": True, "reward": 0.5}
+        Gated.waiting.add(self.name)
+        Gated.bell.ring()
+        try:
+            await Gated.doors.setdefault(self.name, asyncio.Event()).wait()
+        finally:
+            Gated.waiting.discard(self.name)
+            Gated.bell.ring()
+        return {"messages": [{"role": "user", "content": "on"}], "reward": 0.5}
+
+    async def close(self) -> None:
+        await asyncio.sleep(0.05)
+        Gated.closed.append(self.name)
