@@ -152,7 +152,9 @@ class AgentCheck:
         for left in tried.left:
             self._report.add("left_running", done, left.what, left.where or places.of_thing(self._agent.run))
         for failed in stand.context.work.failed:
-            self._report.add("clean_up", done, f"a clean-up raised {failed}", places.of_thing(self._agent.run))
+            happened, where = places.split(failed)
+            where = where or places.of_thing(self._agent.run)
+            self._report.add("clean_up", done, f"a clean-up failed: {happened}", where)
         return tried
 
     async def _plain(self, done: str, manners: Manners) -> Tried | None:
