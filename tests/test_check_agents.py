@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_svc.checking import stepping
+from rollout_svc.checking import leftovers, stepping
 from rollout_svc.checking.agents import RULES
 from rollout_svc.checking.check import check_agent
 from tests.support import bad_agents
@@ -48,9 +48,11 @@ BAD = {
 
 
 @pytest.fixture(autouse=True)
-def soon_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What holds the loop is ended sooner than in earnest."""
-    monkeypatch.setattr(stepping, "_FREED_S", 0.6)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds the loop, or was left running, is told and ended sooner than in earnest."""
+    monkeypatch.setattr(stepping, "_HELD_S", 0.25)
+    monkeypatch.setattr(stepping, "_FREED_S", 0.3)
+    monkeypatch.setattr(leftovers, "_MOMENT_S", 0.15)
 
 
 def lines_of(name: str) -> range:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_svc.checking import stepping
+from rollout_svc.checking import leftovers, stepping
 from rollout_svc.checking.check import check_judger
 from rollout_svc.checking.judgers import RULES
 
@@ -35,15 +35,17 @@ ELSEWHERE = {"RaisesElsewhere": "raises", "HangsElsewhere": "ends", "Forks": "le
 
 
 @pytest.fixture(autouse=True)
-def soon_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What holds the loop is ended sooner than in earnest."""
-    monkeypatch.setattr(stepping, "_FREED_S", 0.6)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds the loop, or was left running, is told and ended sooner than in earnest."""
+    monkeypatch.setattr(stepping, "_HELD_S", 0.25)
+    monkeypatch.setattr(stepping, "_FREED_S", 0.3)
+    monkeypatch.setattr(leftovers, "_MOMENT_S", 0.15)
 
 
 @pytest.mark.parametrize("name", [*BAD, *ELSEWHERE])
 def test_what_is_wrong_with_a_judger_is_found_and_nothing_else(name: str) -> None:
     """P21: one finding, under its own rule, at a line of that file."""
-    report = check_judger(f"tests.support.bad_judgers:{name}", timeout_s=1.0, deterministic=True)
+    report = check_judger(f"tests.support.bad_judgers:{name}", timeout_s=0.5, deterministic=True)
     assert [finding.rule for finding in report.findings] == [(BAD | ELSEWHERE)[name]]
     [finding] = report.findings
     file, _, line = finding.where.rpartition(":")

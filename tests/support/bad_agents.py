@@ -252,14 +252,14 @@ class LeavesTask:
 class LeavesJob:
     async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
         ended = threading.Event()
-        asyncio.get_running_loop().run_in_executor(None, ended.wait, 1.5)
+        asyncio.get_running_loop().run_in_executor(None, ended.wait, 1)
         await ctx.generate()
         return sample
 
 
 class LeavesThread:
     async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
-        threading.Thread(target=threading.Event().wait, args=(1.5,), name="forgotten", daemon=True).start()
+        threading.Thread(target=threading.Event().wait, args=(1,), name="forgotten", daemon=True).start()
         await ctx.generate()
         return sample
 
@@ -312,5 +312,5 @@ class Blocks(Good):
     async def run(self, sample: Sample, ctx: AgentContext) -> Sample:
         if not self.done:
             self.done = True
-            time.sleep(0.56)  # noqa: ASYNC251 - that is what is wrong with it
+            time.sleep(0.4)  # noqa: ASYNC251 - that is what is wrong with it
         return await super().run(sample, ctx)

@@ -157,7 +157,7 @@ class Slow:
     instant = True
 
     def judge(self, sample: JudgedSample) -> float:
-        time.sleep(0.05)
+        time.sleep(0.03)
         return right(sample)
 
 
@@ -179,7 +179,7 @@ class Blocks:
     async def judge(self, sample: JudgedSample) -> float:
         if not self.done:
             self.done = True
-            time.sleep(0.56)  # noqa: ASYNC251 - that is what is wrong with it
+            time.sleep(0.4)  # noqa: ASYNC251 - that is what is wrong with it
         return right(sample)
 
 
