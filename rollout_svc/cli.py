@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
+from rollout_svc.checking.command import app as check_app
 from rollout_svc.config import Config
 from rollout_svc.configfile import dump_config, load_config, load_trainer
 from rollout_svc.errors import BadRequest, ConfigError, RolloutError
@@ -34,6 +35,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(check_app, name="check")
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON object.")]
 Url = Annotated[str, typer.Option(help="Address of the service.", envvar="ROLLOUT_SVC_URL")]

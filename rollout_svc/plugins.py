@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from rollout_svc.config import PluginConfig
 from rollout_svc.errors import ConfigError, Problem
 
-__all__ = ["PluginSpec", "check_options", "construct", "load_attr", "resolve"]
+__all__ = ["Kind", "PluginSpec", "check_options", "construct", "load_attr", "resolve"]
 
 Kind = Literal["agents", "judgers", "filters"]
 _GROUP: Final = "rollout_svc."

@@ -50,6 +50,7 @@ FLOORS = (
         "engines",
         "launching",
     ),
+    ("checking",),
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
