@@ -22,8 +22,8 @@ from bench.judge_work import compare
 from bench.report import Point, interleaved, print_report, progress
 from rollout_svc.errors import SampleFailure
 from rollout_svc.gate import Gate
-from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import JudgeDesk, JudgedSample, Judging
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tasks import TaskOwner
 

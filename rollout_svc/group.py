@@ -22,7 +22,7 @@ from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import SETTLED, Account, Ledger
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import SETTLED_STATUSES, ResumeAt, Sample, SampleStatus
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 
 __all__ = ["Group", "Settlement"]
 

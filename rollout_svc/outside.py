@@ -14,8 +14,8 @@ from typing import Final
 
 from rollout_svc.buffer.storage import Storage
 from rollout_svc.engines import HttpTransport, Transport
-from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import ProcessRunner
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.launching import Launcher, ProcessLauncher
 from rollout_svc.tensors import Store, Threads, WorkThreads
 from rollout_svc.workers.placement import Groups

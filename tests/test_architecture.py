@@ -17,8 +17,7 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
-    *("sample_reading", "sample_state", "sample_status", "heavy", "conversation", "tool_calls"),
-    *("blame", "rate"),
+    *("heavy", "conversation", "tool_calls"),
     *(
         "config",
         "configfile",
@@ -38,18 +37,7 @@ GROUND = (
 FLOORS = (
     GROUND,
     ("tensors",),
-    (
-        "agent",
-        "sessions",
-        "judge_figures",
-        "judging",
-        "judge_desk",
-        "judge_making",
-        "judge_processes",
-        "filtering",
-        "engines",
-        "launching",
-    ),
+    ("agent", "sessions", "judging", "filtering", "engines", "launching"),
     ("checking",),
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_svc.gate import LANES, Gate
-from rollout_svc.judge_figures import JudgeFigures
-from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import JudgeDesk, Judging
+from rollout_svc.judging.figures import JudgeFigures
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tasks import TaskOwner

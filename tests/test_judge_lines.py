@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_svc.judge_processes.lines import AHEAD, SLOW_S, Job, Lines, Seat
+from rollout_svc.judging.processes.lines import AHEAD, SLOW_S, Job, Lines, Seat
 
 TIMEOUT_S = 1.0
 STEPS = st.lists(

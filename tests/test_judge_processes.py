@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from rollout_svc.errors import Interrupted, SampleFailure
 from rollout_svc.gate import LANES, Gate
-from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import JudgeDesk, Judging, Reward
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tasks import TaskOwner
 from tests.support.court import a_sample
@@ -311,7 +311,7 @@ async def test_a_flooded_queue_counts_against_nobody() -> None:
 
 KILLED = """
 import asyncio, sys
-from rollout_svc.judge_processes import JudgePool
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.plugins import PluginSpec
 from tests.support.court import a_sample
 

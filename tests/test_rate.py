@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_svc.rate import TokenBucket
+from rollout_svc.judging.rate import TokenBucket
 
 rates = st.floats(1, 100_000)
 steps = st.lists(st.floats(-1, 5), max_size=60)

@@ -12,8 +12,8 @@ from rollout_svc.buffer.storage import Storage
 from rollout_svc.config import Config
 from rollout_svc.events import EventBus
 from rollout_svc.gate import Gate
-from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import ProcessRunner
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.ledger import Ledger
 from rollout_svc.outside import Outside
 from rollout_svc.rollout.settling import Settling

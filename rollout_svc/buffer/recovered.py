@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from rollout_svc.ledger import Account
 from rollout_svc.prompt import Prompt
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 
 __all__ = ["FoundGroup", "FoundLease", "Position", "Pushed", "Recovered"]
 

@@ -26,7 +26,7 @@ __all__ = ["Before", "Left", "children", "left_since", "lives", "wardens"]
 _MOMENT_S: Final = 0.5  # of real time: what takes longer to end was left running
 _LOOK_S: Final = 0.01
 _COMMAND: Final = 80  # characters of a command that are told
-_OURS: Final = ("rollout_svc.judge_processes", "multiprocessing.resource_tracker")
+_OURS: Final = ("rollout_svc.judging.processes", "multiprocessing.resource_tracker")
 """In the commands of processes that are not the plugin's."""
 _TURNS: Final = 5  # of the loop, for tasks that have been cancelled to end
 

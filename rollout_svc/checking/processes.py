@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rollout_svc.checking.clock import CheckLoop
 from rollout_svc.checking.leftovers import children, lives, wardens
-from rollout_svc.judge_processes import JudgePool
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.plugins import PluginSpec
 
 __all__ = ["Processes"]

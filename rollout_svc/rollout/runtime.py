@@ -13,8 +13,8 @@ from rollout_svc.agent import Agent, OnPause
 from rollout_svc.config import Config, FilterConfig, SamplingConfig, TaskConfig
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.filtering import FilterDesk
-from rollout_svc.judge_desk import JudgeDesk
-from rollout_svc.judge_making import make_desk
+from rollout_svc.judging.desk import JudgeDesk
+from rollout_svc.judging.making import make_desk
 from rollout_svc.plugins import construct, resolve
 
 __all__ = ["TaskRuntime", "make_runtimes"]

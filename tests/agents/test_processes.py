@@ -17,7 +17,7 @@ from rollout_agents.multi_turn import MultiTurn
 from rollout_agents.tools import Tools
 from rollout_svc.chat_template import ChatTemplate
 from rollout_svc.errors import SampleFailure
-from rollout_svc.judge_processes import JudgePool
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.tokens import ByteTokenizer
 from tests.support.caller import Step, Table, answer
 from tests.support.groups import make_prompt
@@ -180,7 +180,7 @@ def test_a_hung_tool_is_killed_when_its_sample_is_taken_back(
 
 SERVICE = """
 import asyncio, sys
-from rollout_svc.judge_processes import JudgePool
+from rollout_svc.judging.processes import JudgePool
 from tests.agents.test_processes import run, says, set_table, tools
 
 async def main(fifo):

@@ -19,7 +19,7 @@ from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample, SampleStatus
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 from tests.support.groups import completed, make_group, run_to, segment
 from tests.support.journals import InlineJournal, memory_database
 

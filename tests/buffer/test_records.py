@@ -23,7 +23,7 @@ from rollout_svc.buffer.journal.records import (
 from rollout_svc.ledger import Ledger
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import SampleStatus
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 from rollout_svc.segment import Segment, VersionSpan
 from tests.support.groups import make_sample, run_to, segment
 

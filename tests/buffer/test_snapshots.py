@@ -22,7 +22,7 @@ from rollout_svc.buffer.recovered import Recovered
 from rollout_svc.buffer.restoring import restore_journal
 from rollout_svc.buffer.snapshots import NotASnapshotError, read_snapshot, write_snapshot
 from rollout_svc.errors import ConfigError
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 from rollout_svc.segment import Segment, VersionSpan
 
 FINGERPRINT: dict[str, Any] = {"tasks": {"t": {"prompts": "push"}}}

@@ -11,8 +11,8 @@ from rollout_judgers.code import Code
 from rollout_judgers.sandbox import choose
 from rollout_svc.errors import ConfigError, SampleFailure
 from rollout_svc.gate import Gate
-from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import JudgeDesk, Judging, Reward
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tasks import TaskOwner
 from tests.support.court import a_sample

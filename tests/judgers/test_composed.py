@@ -13,9 +13,9 @@ from rollout_judgers.composed import weighted
 from rollout_svc.config import JudgerConfig
 from rollout_svc.errors import ConfigError, Interrupted, SampleFailure
 from rollout_svc.gate import LANES
-from rollout_svc.judge_making import make_desk
-from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import ProcessRunner, Reward
+from rollout_svc.judging.making import make_desk
+from rollout_svc.judging.processes import JudgePool
 from tests.support.composed import Awaited
 from tests.support.court import Court, a_sample, now
 from tests.support.virtual import soon, virtual

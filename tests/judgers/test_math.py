@@ -9,8 +9,8 @@ import pytest
 from rollout_judgers.math import Math, as_math
 from rollout_svc.errors import ConfigError, SampleFailure
 from rollout_svc.gate import Gate
-from rollout_svc.judge_processes import JudgePool
 from rollout_svc.judging import JudgeDesk, JudgeFailed, Judging
+from rollout_svc.judging.processes import JudgePool
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.tasks import TaskOwner
 from tests.support.court import a_sample

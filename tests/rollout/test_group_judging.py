@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rollout_svc.errors import SampleFailure
-from rollout_svc.judge_desk import JudgeDesk, Partial
 from rollout_svc.judging import JudgedSample
+from rollout_svc.judging.desk import JudgeDesk, Partial
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.rollout.runtime import TaskRuntime
 from rollout_svc.sample import Sample, SampleStatus

@@ -17,7 +17,7 @@ from rollout_svc.buffer.recovered import FoundGroup, Position
 from rollout_svc.errors import ConfigError, NotFound, SpentHandle
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 from rollout_svc.service import RolloutService
 from rollout_svc.tensors import Handles, MemoryStore, Stored, Tally
 from rollout_svc.tensors.shared import SharedStore

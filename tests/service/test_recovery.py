@@ -16,7 +16,7 @@ from rollout_svc.buffer.journal import Journal
 from rollout_svc.buffer.journal.reading import read_journal
 from rollout_svc.buffer.journal.writer import JournalFailed
 from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotNow
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 from rollout_svc.service import RolloutService
 from tests.support.fake_sglang import Call, FakeSGLang, Reply, Status
 from tests.support.stage import Stage, lines, make_config, stage

@@ -34,7 +34,7 @@ from rollout_svc.buffer.snapshots import Snapshot, write_snapshot
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
 from rollout_svc.sample import Sample, SampleStatus
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 from rollout_svc.segment import Segment
 
 __all__ = ["Journal"]

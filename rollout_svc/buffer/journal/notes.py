@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rollout_svc.ledger import Account
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 
 __all__ = [
     "Admitted",

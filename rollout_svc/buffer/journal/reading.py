@@ -20,7 +20,7 @@ from rollout_svc.buffer.journal.routing import Piece, join
 from rollout_svc.buffer.recovered import FoundGroup, FoundLease, Position, Pushed, Recovered
 from rollout_svc.ledger import Account
 from rollout_svc.prompt import Prompt
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 
 __all__ = ["consumed_since", "read_journal"]
 

@@ -25,7 +25,7 @@ import orjson
 from safetensors.numpy import load
 
 from rollout_svc.prompt import Prompt
-from rollout_svc.sample_state import SampleState
+from rollout_svc.sample.state import SampleState
 from rollout_svc.segment import Segment, VersionSpan
 
 __all__ = ["decode_ids", "decode_prompt", "decode_sample", "encode_ids", "encode_prompt", "encode_sample", "state_json"]

@@ -33,7 +33,7 @@ _ALL: Final = (
         "write_without_attempt",
         "a task whose sample was taken back goes on writing to it",
         "P3",
-        ("sample", "if attempt != self.attempt:", "if attempt > self.attempt:"),
+        ("sample.sample", "if attempt != self.attempt:", "if attempt > self.attempt:"),
     ),
     _mutant(
         "failed_becomes_aborted",
@@ -50,7 +50,7 @@ _ALL: Final = (
         "a judge that raises has given reward 0",
         "P2",
         (
-            "judging",
+            "judging.calls",
             "    if error is not None:\n        raise _failure(desk, error) from error",
             "    if error is not None:\n        return [Reward(0.0)] * expected",
         ),
@@ -90,7 +90,7 @@ _ALL: Final = (
         "what is filtered or expired keeps its record",
         "P28",
         (
-            "sample",
+            "sample.sample",
             "        self.packed = None\n        self.segments, self.earlier = [], []\n        if self.asked_ids",
             "        if self.asked_ids",
         ),
@@ -100,7 +100,7 @@ _ALL: Final = (
         "a group that goes back takes its completed members through their judge again",
         "P5",
         (
-            "sample_status",
+            "sample.status",
             "_S.COMPLETED: frozenset({_S.CONSUMED}) | DROPPED",
             "_S.COMPLETED: frozenset({_S.CONSUMED, _S.ABORTED}) | DROPPED",
         ),
@@ -191,7 +191,7 @@ _ALL: Final = (
         "a judge is told when the gate closes, and does not look whether it is closed",
         "P13",
         (
-            "judging",
+            "judging.calls",
             "if not self._gate.may_finish(lane):\n            raise",
             "if lane not in self._gate._modes:\n            raise",
         ),

@@ -21,14 +21,14 @@ ROUTED: Final = (
         "continuation_keeps_old_rows",
         "a sample that goes on has a new history, and nobody releases the old one",
         "P27",
-        ("sample", '            self._release_experts("its continuation")\n', ""),
+        ("sample.sample", '            self._release_experts("its continuation")\n', ""),
     ),
     _mutant(
         "redone_keeps_rows",
         "a sample that begins again goes on from the rows it had",
         "P27",
         (
-            "sample",
+            "sample.sample",
             '        self._release_experts(f"{self.status} ({self.reason})")\n',
             '        if for_good:\n            self._release_experts(f"{self.status} ({self.reason})")\n',
         ),
@@ -38,7 +38,7 @@ ROUTED: Final = (
         "what failed, expired or was filtered keeps its rows",
         "P27 P28",
         (
-            "sample",
+            "sample.sample",
             '        self._release_experts(f"{self.status} ({self.reason})")\n',
             '        if not for_good:\n            self._release_experts(f"{self.status} ({self.reason})")\n',
         ),
@@ -47,7 +47,7 @@ ROUTED: Final = (
         "consumed_keeps_rows",
         "an acknowledged sample keeps its rows",
         "P27",
-        ("sample", '            self._release_experts("consumed")\n', "            pass\n"),
+        ("sample.sample", '            self._release_experts("consumed")\n', "            pass\n"),
     ),
     _mutant(
         "rows_asked_from_the_tokens",

@@ -13,7 +13,7 @@ import orjson
 
 from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import Account
-from rollout_svc.sample_status import ACCOUNT_OF, SETTLED_STATUSES, ResumeAt, SampleStatus
+from rollout_svc.sample.status import ACCOUNT_OF, SETTLED_STATUSES, ResumeAt, SampleStatus
 from rollout_svc.segment import Segment, VersionSpan, joined_spans
 
 __all__ = ["SampleReading"]

@@ -29,13 +29,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from rollout_svc.judge_processes.work import work
+from rollout_svc.judging.processes.work import work
 
 __all__ = ["COMMAND", "main"]
 
 COMMAND: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from rollout_svc.judge_processes.warden import main; main(int(sys.argv[1]))"
+    "from rollout_svc.judging.processes.warden import main; main(int(sys.argv[1]))"
 )
 """What starts it: with a descriptor, and with the starter's `sys.path`."""
 

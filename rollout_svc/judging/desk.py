@@ -17,9 +17,9 @@ from typing import Any, Final, Literal
 
 from rollout_svc.errors import Interrupted
 from rollout_svc.gate import Lane
-from rollout_svc.judge_figures import JudgeFigures
+from rollout_svc.judging.figures import JudgeFigures
+from rollout_svc.judging.rate import TokenBucket
 from rollout_svc.plugins import PluginSpec
-from rollout_svc.rate import TokenBucket
 
 __all__ = ["JudgeDesk", "OnFailure", "Partial"]
 

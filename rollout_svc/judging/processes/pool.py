@@ -27,10 +27,10 @@ from itertools import count
 from typing import Any, Final
 
 from rollout_svc import blame
-from rollout_svc.judge_processes import frames
-from rollout_svc.judge_processes.lines import Job, Lines, Seat
-from rollout_svc.judge_processes.warden import COMMAND
-from rollout_svc.judging import JudgerError, TimedFuture
+from rollout_svc.judging.processes import frames
+from rollout_svc.judging.processes.lines import Job, Lines, Seat
+from rollout_svc.judging.processes.warden import COMMAND
+from rollout_svc.judging.values import JudgerError, TimedFuture
 from rollout_svc.plugins import PluginSpec
 
 __all__ = ["JudgePool", "JudgerError"]

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollout_svc.judging import CallClock
+from rollout_svc.judging.values import CallClock
 
 __all__ = ["AHEAD", "QUICK_S", "SLOW_S", "Job", "Lines", "Seat"]
 

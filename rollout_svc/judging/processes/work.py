@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rollout_svc import blame
 from rollout_svc.errors import JudgeFailed
-from rollout_svc.judge_processes import frames
+from rollout_svc.judging.processes import frames
 from rollout_svc.plugins import PluginSpec, construct
 
 __all__ = ["work"]

@@ -23,9 +23,9 @@ import orjson
 from rollout_svc.errors import IllegalTransition, SampleFailure, StaleAttempt
 from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import Ledger
-from rollout_svc.sample_reading import SampleReading
-from rollout_svc.sample_state import SampleState
-from rollout_svc.sample_status import ACCOUNT_OF, ARROWS, DROPPED, SETTLED_STATUSES, ResumeAt, SampleStatus
+from rollout_svc.sample.reading import SampleReading
+from rollout_svc.sample.state import SampleState
+from rollout_svc.sample.status import ACCOUNT_OF, ARROWS, DROPPED, SETTLED_STATUSES, ResumeAt, SampleStatus
 from rollout_svc.segment import FinishReason, Segment, VersionSpan
 
 __all__ = ["SETTLED_STATUSES", "ResumeAt", "Sample", "SampleStatus"]

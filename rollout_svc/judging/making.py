@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rollout_svc.config import JudgerConfig
 from rollout_svc.configfile import problems_of
 from rollout_svc.errors import ConfigError, Problem
-from rollout_svc.judge_desk import JudgeDesk
+from rollout_svc.judging.desk import JudgeDesk
 from rollout_svc.plugins import construct, resolve
 
 __all__ = ["make_desk"]
