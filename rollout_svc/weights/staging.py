@@ -28,8 +28,8 @@ from typing import Any, Final
 
 import orjson
 
-from rollout_svc.engines import Call, Endpoint, Transport
-from rollout_svc.engines.parsing import control_body
+from rollout_svc.engines import Call, Endpoint, Reply, Transport
+from rollout_svc.engines.parsing import OK, control_body
 from rollout_svc.engines.updates.protocol import Ask, EngineUpdate, Opening, Reverting, Way
 from rollout_svc.engines.updates.registry import make_update
 from rollout_svc.errors import WorkerFailure
@@ -41,6 +41,7 @@ from rollout_svc.workers.worker import Worker
 __all__ = ["Publisher", "Staged", "Staging"]
 
 _END_S: Final = 10.0  # seconds for taking leave of everybody
+_REFUSAL_CHARS: Final = 1000  # of the publisher's words: a list of names
 
 Visit = Callable[["_Recipient", Ask], Awaitable[None]]
 
@@ -243,7 +244,10 @@ class Staging:
 
     async def _ask(self, publisher: Endpoint, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         call = Call("POST", path, orjson.dumps(body), admin=True)
-        return control_body(await self._transport.control(publisher, call, self._timeout_s))
+        reply = await self._transport.control(publisher, call, self._timeout_s)
+        if (words := _refusal(reply)) is not None:
+            raise WorkerFailure(f"http_{reply.status}", f"HTTP {reply.status}: {words}")
+        return control_body(reply)
 
     async def _leave(self, workers: Sequence[Worker], publisher: Endpoint, staged: Staged) -> None:
         """Tell everybody that it is over, but for those that have all of it; nobody has to answer."""
@@ -287,6 +291,17 @@ def _by_engine(said: Any) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(said, dict) or not all(isinstance(body, dict) for body in said.values()):
         raise WorkerFailure("bad_body", f"the publisher: expected an object for each engine, not {said!r:.200}")
     return said
+
+
+def _refusal(reply: Reply) -> str | None:
+    """In its own words, all of them, why the publisher refused; None where it did not, or has none."""
+    if reply.status == OK:
+        return None
+    with suppress(ValueError):
+        body = orjson.loads(reply.body)
+        error = body.get("error") if isinstance(body, dict) else None
+        return error[:_REFUSAL_CHARS] if isinstance(error, str) else None
+    return None
 
 
 def _number(answer: Mapping[str, Any], key: str) -> float:
