@@ -10,7 +10,8 @@ Invariants:
 - One bucket is in memory beside the trainer's own tensors. Its buffer is kept from one update to the next: the second
   of the same sizes allocates nothing.
 - How a bucket travels is the sender's (`weights/senders/`).
-- Asked again for the same bucket it gives the same: an answer was lost. Nobody is given one out of turn, and a stream
+- Asked again for the same bucket it gives the same: an answer was lost. Asked for it without its event (`events:
+  false`) it gives that from then on. Nobody is given one out of turn, and a stream
   that failed has no end.
 - Where engines do not look themselves, an update that lacks what the last whole one had is refused: a mapping before
   anybody is asked for anything, a stream instead of its end.
@@ -37,7 +38,7 @@ from rollout_svc.weights.bucket import cut
 from rollout_svc.weights.inventory import Inventory
 from rollout_svc.weights.names import Kind
 from rollout_svc.weights.probe import Probe
-from rollout_svc.weights.senders.protocol import Engine, Named, Sender
+from rollout_svc.weights.senders.protocol import Engine, Named, Reissuing, Sender
 from rollout_svc.weights.senders.registry import make_sender
 from rollout_svc.weights.threads import off_loop
 
@@ -249,6 +250,7 @@ class _Publishing:
         self._begun: dict[str, Any] | None = None
         self._given = -1  # the bucket that was given out last, counted from 0
         self._last: dict[str, Any] = {}
+        self._reissued = False  # the last one, without its event
         self._refusal = "no update was begun here"
         self._working = asyncio.Lock()
         self._began = time.monotonic()
@@ -280,6 +282,9 @@ class _Publishing:
             following = self._given + 1
             asked = body.get("bucket", following)
             if asked == self._given >= 0:
+                if body.get("events") is False and not self._reissued:
+                    self._last = await off_loop(partial(self._without_event, str(body.get("why", ""))))
+                    self._reissued = True
                 return self._last
             if asked != following:
                 raise ValueError(f"expected to be asked for bucket {following}, not {asked!r:.100}")
@@ -288,7 +293,7 @@ class _Publishing:
             except BaseException as error:
                 self._refusal = f"bucket {following} could not be made: {type(error).__name__}: {error}"
                 raise
-            self._given = following
+            self._given, self._reissued = following, False
             return self._last
 
     async def end(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,6 +308,11 @@ class _Publishing:
             await off_loop(partial(self._sender.close, whole=whole))
         if self.bar is not None:
             self.bar.close()
+
+    def _without_event(self, why: str) -> dict[str, Any]:
+        if not isinstance(self._sender, Reissuing) or not self._last.get("bodies"):
+            raise ValueError(f"buckets by {self._sender.way} come with no event: {why}")
+        return {**self._last, "bodies": self._sender.without_event(why), "flatten_s": 0.0}
 
     def _write(self) -> dict[str, Any]:
         """Have the next bucket ready; every engine has loaded the one before."""
