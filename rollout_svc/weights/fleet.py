@@ -44,6 +44,7 @@ class Source:
         publisher: of every other kind: who has the buckets, and how they travel.
         check_finite: of `disk`: NaN and infinity are refused before anything is stopped.
         probe: what engines with these weights generate, where the caller knows.
+        check_names: of `disk`: other tensors than the weights before had are refused before anything is stopped.
     """
 
     kind: Literal["disk", "external"] | Way
@@ -52,6 +53,7 @@ class Source:
     publisher: Publisher | None = None
     check_finite: bool = False
     probe: Probe | None = None
+    check_names: bool = True
 
     @property
     def moves(self) -> bool:
