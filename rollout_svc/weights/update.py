@@ -23,7 +23,7 @@ changed nothing that is in traffic.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
@@ -108,7 +108,8 @@ class WeightUpdater:
             }
             before = Before(self._fleet.version, self._fleet.source)
             moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
-            staged = await self._stage(targets, source, version, results, phases)
+            needed = {worker.worker_id for worker in active if self._on_failure != "quarantine"}
+            staged = await self._stage(targets, needed, source, version, results, phases)
             if staged is None or staged.whole:
                 lag = dict.fromkeys(moved, before.version)
                 await self._hand(targets, version, source, staged, lag, results, phases)
@@ -158,16 +159,21 @@ class WeightUpdater:
         results.update({w.worker_id: outcome for w, outcome in zip(handed, outcomes, strict=True)})
 
     async def _stage(
-        self, targets: list[Worker], source: Source, version: int, results: Results, phases: Phases
+        self,
+        targets: list[Worker],
+        needed: Collection[str],
+        source: Source,
+        version: int,
+        results: Results,
+        phases: Phases,
     ) -> Staged | None:
-        """Hand every target the weights of a publisher; whoever cannot take them has its result, all where none shall.
+        """Hand every target the weights of a publisher; who cannot take them has its result, all where a needed one.
 
         Engines that load as it comes have changed where it ended, and are out of traffic then.
         """
         if source.publisher is None:
             return None
-        go_on = self._on_failure == "quarantine"
-        staged = await self._staging.stage(targets, source.publisher, version, phases, go_on=go_on)
+        staged = await self._staging.stage(targets, source.publisher, version, phases, needed=needed)
         for worker in targets:
             if staged.whole and worker.worker_id not in staged.failed:
                 continue

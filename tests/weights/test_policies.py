@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_svc.engines import Endpoint
+from rollout_svc.engines import Endpoint, EngineProfile
+from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.errors import NotNow
 from rollout_svc.weights.fleet import Source
 from rollout_svc.weights.phases import Phases
@@ -220,3 +221,30 @@ async def test_the_same_version_brought_again_is_not_taken_for_there(kind: str) 
     done, _ = await updated(made, 1, kind)
     assert (done, [str(worker.state) for worker in made.workers.values()]) == (False, ["ACTIVE", "QUARANTINED"])
     assert made.workers["w1"].half_loaded
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("path", ["/begin_weight_update", "/update_weights_from_shared_memory"])
+@pytest.mark.parametrize("fault", ["refused", "dead"])
+@virtual
+async def test_one_that_was_out_already_ends_it_for_nobody(policy: OnFailure, path: str, fault: str) -> None:
+    """P24: it is brought along where it takes the weights; where it does not, those in traffic have them all."""
+    made = FallibleFleet(2, policy, failing(("http://e1", path, fault)))
+    made.workers["w1"].put_in_quarantine("version", "it joined later")
+    done, results = await updated(made, 1, "shm")
+    assert (done, made.fleet.version, results["w0"]) == (True, 1, {"ok": True, "version": 1})
+    assert not results["w1"]["ok"]
+    assert fault == "dead" or made.engines["http://e1"].staged is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@virtual
+async def test_one_that_was_out_already_and_cannot_is_listed(policy: OnFailure) -> None:
+    """P24: an engine that knows no such way refuses it for those in traffic only where it is one of them."""
+    made = FallibleFleet(2, policy, failing())
+    out = made.workers["w1"]
+    out.introduce(SGLangDialect(), EngineProfile("sglang", capabilities=("disk", "weight_version"), weight_label="0"))
+    out.put_in_quarantine("version", "it joined later")
+    done, results = await updated(made, 1, "shm")
+    assert (done, made.fleet.version) == (True, 1)
+    assert "takes no weights by shm" in results["w1"]["error"]
