@@ -247,7 +247,7 @@ class WeightUpdater:
             for worker in self._pool.workers.values()
             if worker.quarantine is not None and worker.quarantine.kind == "version" and not worker.calls
             if worker.refusal is None  # it is another engine than ours
-            if worker.worker_id not in self._fleet.confirmation.asking and not worker.weightless
+            if not worker.weightless and worker.worker_id not in self._fleet.confirmation.asking | self._fleet.bringing
         ]
         answers = await asyncio.gather(*(self._answers(worker) for worker in waiting))
         return [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_svc.engines import Endpoint, EngineProfile
+from rollout_svc.engines import Call, Endpoint, EngineInfo, EngineProfile, Reply
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.errors import NotNow
 from rollout_svc.weights.fleet import Source
@@ -248,3 +248,36 @@ async def test_one_that_was_out_already_and_cannot_is_listed(policy: OnFailure) 
     done, results = await updated(made, 1, "shm")
     assert (done, made.fleet.version) == (True, 1)
     assert "takes no weights by shm" in results["w1"]["error"]
+
+
+@pytest.mark.parametrize("kind", ["disk", "shm"])
+@virtual
+async def test_one_that_is_being_brought_up_is_left_to_that(kind: str) -> None:
+    """P24: two loads in one engine at a time make a mix of both under one label; it is brought up again after."""
+    made = FallibleFleet(2, "stop", failing())
+    assert (await updated(made, 1, "disk"))[0]
+    late = made.workers["w1"]
+    late.put_in_quarantine("version", "it was away")
+    engine = made.engine(late)
+    engine.weights, engine.label, engine.cached = 7, "0", 7
+    loading, loaded = asyncio.Event(), asyncio.Event()
+
+    async def slow(endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        if endpoint.url == "http://e1" and call.path == "/update_weights_from_disk" and not loaded.is_set():
+            loading.set()
+            await loaded.wait()
+        return await FallibleFleet.control(made, endpoint, call, timeout_s)
+
+    made.control = slow  # type: ignore[method-assign]
+    admitting = made.tasks.spawn("admit", made.fleet.admit(late, EngineInfo("0"), lambda: True))
+    await loading.wait()
+    made.published += 1
+    source, now = SHM if kind == "shm" else Source("disk", "/weights/v2"), asyncio.get_running_loop().time
+    results = (await made.updater.update(2, source, Phases(now), since=0.0))["workers"]
+    assert results["w0"]["ok"]
+    assert "skipped" in results["w1"]
+    assert (engine.label, engine.staged) == ("0", None)
+    loaded.set()
+    said = await admitting
+    assert (said is None) == (kind == "disk")
+    assert (engine.weights, engine.label) == ((2, "2") if kind == "disk" else (1, "1"))
