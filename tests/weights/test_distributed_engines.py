@@ -143,3 +143,22 @@ async def test_one_that_cannot_is_refused_by_name(told: dict[str, object]) -> No
             with pytest.raises(NotNow, match="w0") as raised:
                 await publisher.publish(tensors(1), 1, pause={})
             assert "takes no weights by distributed" in str(raised.value.detail)
+
+
+async def test_sglang_says_that_its_weights_are_of_no_version() -> None:
+    """P24: from before its first bucket: a service that is started meanwhile sees the label, and nothing else."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError("out of memory")
+
+    async with FakeSGLang(weight_version="0") as one, FakeSGLang(weight_version="0") as other:
+        async with stage(one, other) as made:
+            sender = DistributedSender(512, timeout_s=1.0)
+            async with WeightPublisher(made.service, way=sender, bucket_bytes=512) as publisher:
+                other.member.receive = refuse  # type: ignore[method-assign]
+                with pytest.raises(NotNow):
+                    await publisher.publish(tensors(1), 1, pause={})
+        assert {one.weight_version, other.weight_version} == {"loading 1"}
+        async with stage(one, other, ready=False) as made:
+            await made.until(lambda: all("never ended" in made.worker(number).reason for number in (0, 1)))
+            assert made.service.workers()[0]["state"] == "QUARANTINED"

@@ -3,7 +3,7 @@
 | engine | begins with | each bucket | ends with |
 |---|---|---|---|
 | built-in | `/begin_weight_update`, manifest | staged | `/end_weight_update`, version: swapped in at once |
-| SGLang | `/begin_weight_update` (404 before 2026-06: there is none) | loaded as it comes, flat | `/end_weight_update`, then the label |
+| SGLang | `/begin_weight_update` (404 before 2026-06: there is none) | label `loading N`, then loaded as it comes, flat | `/end_weight_update`, then the label |
 | vLLM | with the first bucket: label `loading N`, `/start_weight_update` | loaded as it comes, tensor by tensor | `/finish_weight_update`, version |
 | LMDeploy | nothing | loaded as it comes, flat | the last call, `finished` |
 
@@ -85,15 +85,17 @@ class _GroupUpdate:
 class SGLangDistributedUpdate(_GroupUpdate):
     """SGLang's side of one update, or the built-in engine's, which says that it has this way and stages."""
 
-    __slots__ = ("_session", "_stages")
+    __slots__ = ("_session", "_stages", "_version")
 
     def __init__(self) -> None:
         super().__init__(SGLangDialect())
         self._stages = False
         self._session = False
+        self._version = 0
 
     async def open(self, ask: Ask, opening: Opening) -> None:
         """Open a session; the built-in engine checks what will come, whole, before anything is sent."""
+        self._version = opening.version
         said = control_body(await ask(Call("GET", "/server_info"))).get("weight_transports")
         self._stages = isinstance(said, list) and "distributed" in said
         await self._leave(ask, opening.own.get("leave"))
@@ -115,7 +117,9 @@ class SGLangDistributedUpdate(_GroupUpdate):
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket received, at the same time by all ranks."""
         await self._join(ask, body, *((_OWN,) if self._stages else ()))
-        self.touched = not self._stages
+        if not self._stages and not self.touched:
+            self.touched = True
+            await self._post(ask, *_label(f"{LOADING}{self._version}"))
         more = {"flush_cache": False, "abort_all_requests": False}
         await self._post(ask, "/update_weights_from_distributed", self._bucket(body) | more)
 
@@ -128,8 +132,7 @@ class SGLangDistributedUpdate(_GroupUpdate):
             raise WorkerFailure("empty", "no weights came")
         if self._session:
             await self._post(ask, "/end_weight_update", {})
-        for call in self._dialect.set_version(version):
-            self._done(await ask(call), call.path)
+        await self._post(ask, *_label(str(version)))
         self.touched = False
 
     async def abandon(self, ask: Ask) -> None:
@@ -215,6 +218,10 @@ class VLLMDistributedUpdate:
 
     async def _post(self, ask: Ask, path: str, body: Mapping[str, Any] | None) -> None:
         self._dialect.parse_done(await ask(_call(path, body)))
+
+
+def _label(label: str) -> tuple[str, dict[str, Any]]:
+    return "/update_weight_version", {"new_version": label, "abort_all_requests": False}  # true by default
 
 
 def _call(path: str, body: Mapping[str, Any] | None) -> Call:
