@@ -27,6 +27,7 @@ from rollout_svc.engines.lmdeploy import LMDeployDialect
 from rollout_svc.engines.parsing import control_body
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.engines.updates.protocol import Ask, Opening
+from rollout_svc.engines.updates.vllm import FINISH, end_remains
 from rollout_svc.engines.vllm import VLLMDialect
 from rollout_svc.errors import WorkerFailure
 
@@ -181,24 +182,28 @@ class VLLMDistributedUpdate:
     From `/start_weight_update` to `/finish_weight_update` it has no weights at all, and nothing says so but its label.
     """
 
-    __slots__ = ("_dialect", "_version", "touched")
+    __slots__ = ("_begun", "_dialect", "_started", "_version", "touched")
 
     def __init__(self) -> None:
         self.touched = False
+        self._begun = False
+        self._started = False
         self._dialect = VLLMDialect()
         self._version = 0
 
-    async def open(self, ask: Ask, opening: Opening) -> None:  # noqa: ARG002 - asked nothing: others may refuse yet
-        """Remember the version; groups that are no more are forgotten there when another is joined."""
+    async def open(self, ask: Ask, opening: Opening) -> None:
+        """End what another update left; groups that are no more are forgotten there when another is joined."""
         self._version = opening.version
+        self.touched = await end_remains(ask)
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket received; before the first one it gives up the weights that it has."""
         if body.get("join"):
             await self._post(ask, "/init_weight_transfer_engine", {"init_info": _init_info(_group_of(body))})
-        if not self.touched:
-            self.touched = True
+        if not self._begun:
+            self._begun = self.touched = True
             await self._post(ask, "/update_weight_version", {"new_version": f"{LOADING}{self._version}"})
+            self._started = True  # one whose answer is lost is to be ended too
             await self._post(ask, "/start_weight_update", None)
         try:
             info = {"names": body["names"], "dtype_names": body["dtypes"], "shapes": body["shapes"]}
@@ -208,13 +213,16 @@ class VLLMDistributedUpdate:
 
     async def close(self, ask: Ask, version: int) -> None:
         """Have it make its weights whole, and label them."""
-        if not self.touched:
+        if not self._begun:
             raise WorkerFailure("empty", "no weights came")
         await self._post(ask, "/finish_weight_update", {"weight_version": str(version)})
         self.touched = False
 
     async def abandon(self, ask: Ask) -> None:
-        """Nothing brings its weights back; its label says that it has none."""
+        """End the round, so that the next one can begin; its weights are of no version, and its label says so."""
+        if self._started:
+            self._started = False
+            await ask(FINISH)
 
     async def _post(self, ask: Ask, path: str, body: Mapping[str, Any] | None) -> None:
         self._dialect.parse_done(await ask(_call(path, body)))
