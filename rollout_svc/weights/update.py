@@ -352,14 +352,14 @@ class WeightUpdater:
 
 @contextmanager
 def _loading(workers: Iterable[Worker]) -> Iterator[None]:
-    """Weights are on their way to these: what is frozen there does not go on."""
-    workers = list(workers)
-    for worker in workers:
+    """Weights are on their way to these: what is frozen there does not go on, until the outermost of these ends."""
+    held = [worker for worker in workers if not worker.loading]
+    for worker in held:
         worker.loading = True
     try:
         yield
     finally:
-        for worker in workers:
+        for worker in held:
             worker.loading = False
 
 

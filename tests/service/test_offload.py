@@ -227,6 +227,20 @@ async def test_memory_of_unknown_fate_is_neither_asked_for_nor_used() -> None:
         assert engine.memory_deaths == 0
 
 
+async def test_weights_that_an_engine_refused_to_give_up_are_not_lost() -> None:
+    """It has what it had: it stays in traffic, and comes back to it, with no update between."""
+    async with sglang(SAVER) as engine, stage(engine) as made:
+        engine.script(RELEASE, Status(400))
+        report = await made.pause(offload=BOTH)
+        assert (report.offloaded["w0"], "400" in report.not_offloaded["w0"]) == ([], True)
+        worker = made.worker()
+        assert not worker.weights_lost
+        await made.resume()
+        assert worker.state is WorkerState.ACTIVE
+        worker.restarted("it was looked at again")
+        await made.until(lambda: worker.state is WorkerState.ACTIVE, "back")
+
+
 async def test_an_engine_restarted_in_its_sleep_is_awake() -> None:
     """What it had given up it has again: asked to take it back it would die."""
     async with sglang() as engine, stage(engine) as made:

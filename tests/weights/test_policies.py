@@ -281,3 +281,21 @@ async def test_one_that_is_being_brought_up_is_left_to_that(kind: str) -> None:
     said = await admitting
     assert (said is None) == (kind == "disk")
     assert (engine.weights, engine.label) == ((2, "2") if kind == "disk" else (1, "1"))
+
+
+@virtual
+async def test_what_is_frozen_stays_so_until_everybody_has_theirs() -> None:
+    """P24: one that has the weights may be taken back for another's failure: no pause that joins has it go on."""
+    made = FallibleFleet(2, "rollback", failing(("http://e1", "/update_weights_from_disk", "refused")))
+    held: list[bool] = []
+
+    async def slow(endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        if endpoint.url == "http://e1" and call.path == "/update_weights_from_disk":
+            await asyncio.sleep(1.0)
+            held.append(made.workers["w0"].loading)
+        return await FallibleFleet.control(made, endpoint, call, timeout_s)
+
+    made.control = slow  # type: ignore[method-assign]
+    assert not (await updated(made, 1, "disk"))[0]
+    assert held == [True]
+    assert not any(worker.loading for worker in made.workers.values())
