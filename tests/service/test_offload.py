@@ -237,7 +237,7 @@ async def test_weights_that_an_engine_refused_to_give_up_are_not_lost() -> None:
         assert not worker.weights_lost
         await made.resume()
         assert worker.state is WorkerState.ACTIVE
-        worker.restarted("it was looked at again")
+        worker.put_in_quarantine("version", "it is looked at again")
         await made.until(lambda: worker.state is WorkerState.ACTIVE, "back")
 
 
