@@ -191,7 +191,7 @@ class Fleet:
         try:
             await self._control.do(worker, calls, self._update_timeout_s)
         except WorkerFailure as failure:
-            if not failure.accepted:  # one that is at it still is asked when it is to load again
+            if not failure.lingers:  # one that is at it still is asked when it is to load again
                 await self._forget_load(worker, version)
             raise
         worker.flushed = None if keeps else version

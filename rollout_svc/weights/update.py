@@ -307,7 +307,7 @@ class WeightUpdater:
         unflushed = worker.version == version and worker.flushed != version and not worker.keeps_cache
         if staged is not None and staged.touched(worker):
             self._spoil(worker, f"an update to version {version} ended half-way: {failure}")
-        elif source.moves and failure.accepted and (worker.version != version or version == self._fleet.version):
+        elif source.moves and failure.lingers and (worker.version != version or version == self._fleet.version):
             self._spoil(worker, f"weights of version {version} may still be loaded there: {failure}")
         cache = {"flushed": False} if unflushed or failure.kind == UNFLUSHED else {}
         return {"ok": False, "version": worker.version, "error": str(failure), **cache}

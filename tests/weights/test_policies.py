@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_svc.config import WorkerConfig
 from rollout_svc.engines import Call, Endpoint, EngineInfo, EngineProfile, Reply
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.errors import NotNow
@@ -16,11 +18,13 @@ from rollout_svc.weights.fleet import Source
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.staging import Publisher
 from rollout_svc.weights.update import OnFailure
+from rollout_svc.workers.making import make_worker
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fallible import PUBLISHER, FallibleFleet
 from tests.support.virtual import virtual
 
 SETTLED_S = 200.0  # whatever was late has arrived
+ABLE = ("disk", "shm", "flush", "set_version", "weight_version")
 POLICIES = get_args(OnFailure)
 SHM = Source("shm", publisher=Publisher(Endpoint(PUBLISHER, None, None), "shm"))
 
@@ -299,3 +303,25 @@ async def test_what_is_frozen_stays_so_until_everybody_has_theirs() -> None:
     assert not (await updated(made, 1, "disk"))[0]
     assert held == [True]
     assert not any(worker.loading for worker in made.workers.values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["disk", "shm"])
+@virtual
+async def test_one_of_two_behind_a_router_that_may_load_yet(policy: OnFailure, kind: str) -> None:
+    """P24: the other one refuses for certain, both report what they had, and one of them is about to change: out."""
+    path = "/update_weights_from_disk" if kind == "disk" else "/end_weight_update"
+    made = FallibleFleet(2, policy, failing(("http://e0", path, "late"), ("http://e1", path, "refused")))
+    config = WorkerConfig(url="http://router", dialect="sglang", engines=tuple(made.engines))
+    worker = make_worker("w0", config, "http://router", made, Random(0))
+    worker.introduce(SGLangDialect(), EngineProfile("sglang", capabilities=ABLE, weight_label="0"))
+    worker.version = worker.flushed = 0
+    worker.become(WorkerState.ACTIVE, "in traffic")
+    made.workers = {"w0": worker}
+    made.published = 1
+    source = SHM if kind == "shm" else Source("disk", "/weights/v1")
+    with pytest.raises(NotNow):
+        await made.updater.update(1, source, Phases(asyncio.get_running_loop().time), since=0.0)
+    assert (made.fleet.version, worker.state, worker.half_loaded) == (0, WorkerState.QUARANTINED, True)
+    await asyncio.sleep(SETTLED_S)
+    assert [engine.weights for engine in made.engines.values()] == [1, 0]
