@@ -136,6 +136,12 @@ class SGLangDistributedUpdate(_GroupUpdate):
         await self._post(ask, *_label(str(version)))
         self.touched = False
 
+    async def revert(self, ask: Ask, version: int) -> None:
+        """Swap back what was swapped out, and label it: the built-in engine alone kept it."""
+        if not self._stages:
+            raise WorkerFailure("cannot", "it keeps no weights to go back to")
+        await self._post(ask, "/revert_weight_update", {"weight_version": str(version)})
+
     async def abandon(self, ask: Ask) -> None:
         """Forget what was staged, or end the session: one that stays open refuses the next."""
         with suppress(WorkerFailure):
