@@ -325,3 +325,57 @@ async def test_one_of_two_behind_a_router_that_may_load_yet(policy: OnFailure, k
     assert (made.fleet.version, worker.state, worker.half_loaded) == (0, WorkerState.QUARANTINED, True)
     await asyncio.sleep(SETTLED_S)
     assert [engine.weights for engine in made.engines.values()] == [1, 0]
+
+
+def noting(made: FallibleFleet, path: str, held: asyncio.Event | None = None) -> list[str]:
+    """Note every call of a route from now on, and have each wait for `held`."""
+    seen: list[str] = []
+
+    async def noted(endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        if call.path == path:
+            seen.append(endpoint.url)
+            if held is not None:
+                await held.wait()
+        return await FallibleFleet.control(made, endpoint, call, timeout_s)
+
+    made.control = noted  # type: ignore[method-assign]
+    return seen
+
+
+@virtual
+async def test_an_admission_that_waited_begins_in_no_other_update() -> None:
+    """P24: the next update may have begun in the step in which the one it waited for ended."""
+    made = FallibleFleet(2, "stop", failing())
+    assert (await updated(made, 1, "disk"))[0]
+    late = made.workers["w1"]
+    late.put_in_quarantine("version", "it was away")
+    loads = noting(made, "/update_weights_from_disk")
+    with made.fleet.updating():
+        admitting = made.tasks.spawn("admit", made.fleet.admit(late, EngineInfo("0"), lambda: True))
+        await asyncio.sleep(1.0)
+    with made.fleet.updating():
+        await asyncio.sleep(1.0)
+        assert not loads
+    assert await admitting is None
+    assert loads == ["http://e1"]
+
+
+@virtual
+async def test_nobody_is_let_in_while_an_update_runs() -> None:
+    """P24: it had the fleet's version when it was looked at, and is brought to the next one before it has traffic."""
+    made = FallibleFleet(2, "stop", failing())
+    assert (await updated(made, 1, "disk"))[0]
+    late = made.workers["w1"]
+    late.put_in_quarantine("version", "it was away")
+    late.flushed, flushed = None, asyncio.Event()
+    flushes = noting(made, "/flush_cache", flushed)
+    admitting = made.tasks.spawn("admit", made.fleet.admit(late, EngineInfo("1"), lambda: True))
+    await asyncio.sleep(1.0)
+    assert flushes == ["http://e1"]
+    with made.fleet.updating():
+        flushed.set()
+        await asyncio.sleep(1.0)
+        assert not admitting.done()
+        made.fleet.version, made.fleet.source = 2, Source("disk", "/weights/v2")
+    assert await admitting is None
+    assert (late.version, made.engine(late).weights) == (2, 2)
