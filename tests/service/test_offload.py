@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_svc.errors import BadRequest, Conflict
+from rollout_svc.errors import BadRequest, Conflict, NotNow
 from rollout_svc.events import WorkerWoken
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_lmdeploy import FakeLMDeploy
@@ -196,6 +196,23 @@ async def test_weights_moved_into_a_sleeper_are_not_believed() -> None:
             await made.service.update_weights(1, {"kind": "external"})
         assert (refused.value.type, engine.weight_version) == ("asleep", "0")
         await made.resume()
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_weights_that_are_lost_come_back_by_the_word_of_who_moved_them(named: bool) -> None:
+    """A label is no proof of weights that an engine gave up: the trainer says of it that it has been given some."""
+    async with sglang(SAVER) as engine, stage(engine) as made:
+        await made.pause(offload=BOTH)
+        engine.fail_update = True
+        with pytest.raises(NotNow):
+            await made.service.update_weights(1, DISK)  # its memory is back, and nothing in it
+        engine.fail_update = False
+        source: dict[str, Any] = {"kind": "external"} | ({"workers": ["w0"]} if named else {})
+        assert (await made.service.update_weights(1, source))["workers"]["w0"]["ok"]
+        worker = made.worker()
+        assert worker.weights_lost is not named
+        await made.resume()
+        assert (worker.state is WorkerState.ACTIVE) == named
 
 
 async def test_one_that_does_not_wake_is_out_and_tried_again() -> None:
