@@ -13,8 +13,8 @@ for each of them, all at once, and the next bucket is asked for when each has th
 Invariants:
 
 - No engine that stages computes with anything of an update before all of them have all of it.
-- One that fails ends the update for all, unless it is to go on without: what was staged is forgotten, everywhere or
-  there. An engine that loads as it comes is named as touched then, and has weights of no version.
+- One that is needed and fails ends the update for all, any other for itself: what was staged is forgotten, everywhere
+  or there. An engine that loads as it comes is named as touched then, and has weights of no version.
 - An engine that cannot do with the event of a bucket is given it once more without one; those that have it are not.
 - The publisher is told how it ended.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -141,7 +141,7 @@ class Staging:
         self._timeout_s = timeout_s
 
     async def stage(
-        self, workers: Sequence[Worker], publisher: Publisher, version: int, phases: Phases, *, go_on: bool = False
+        self, workers: Sequence[Worker], publisher: Publisher, version: int, phases: Phases, *, needed: Collection[str]
     ) -> Staged:
         """Hand every worker what a publisher has; those that fail are told that it is over.
 
@@ -150,15 +150,15 @@ class Staging:
             publisher: who has it.
             version: of the weights.
             phases: what it takes is added.
-            go_on: one that fails does not end it for the others.
+            needed: ids of those without which it ends for the others as well.
         """
         lacking = {w.worker_id: _lack(w, publisher.way) for w in workers if publisher.way not in w.capabilities}
         able = [worker for worker in workers if worker.worker_id not in lacking]
-        if lacking and not (go_on and able):
+        if not able or not lacking.keys().isdisjoint(needed):
             return Staged(lacking)
         staged = Staged(lacking, recipients={w.worker_id: dict(_recipients(w, publisher.way)) for w in able})
         try:
-            staged.whole = await self._stage(able, publisher.endpoint, version, staged, phases, go_on=go_on)
+            staged.whole = await self._stage(able, publisher.endpoint, version, staged, phases, needed)
         except WorkerFailure as failure:
             staged.failed |= {worker.worker_id: f"the publisher: {failure}" for worker in able}
         finally:
@@ -200,8 +200,7 @@ class Staging:
         version: int,
         staged: Staged,
         phases: Phases,
-        *,
-        go_on: bool,
+        needed: Collection[str],
     ) -> bool:
         """Carry all there is; false where it ended before. Whoever failed is written down."""
         there = list(workers)
@@ -211,7 +210,7 @@ class Staging:
                 failed = await self._all(there, staged, visit)
             staged.failed |= failed
             there[:] = [worker for worker in there if worker.worker_id not in failed]
-            return not failed or (go_on and bool(there))
+            return bool(there) and failed.keys().isdisjoint(needed)
 
         with phases.during("transfer"):
             answer = await self._ask(publisher, "/begin", {"version": version, "engines": _engines(workers, staged)})
