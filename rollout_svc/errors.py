@@ -124,6 +124,7 @@ class WorkerFailure(RolloutError):
         retry_after_s: the engine's own wish, seconds, or None.
         hard: the worker itself is at fault for certain (connection, keys), so one sample's say is enough.
         accepted: the request may still run at the engine.
+        lingers: it may at one of several engines, whatever the others said; None: as `accepted`.
 
     Attributes:
         message: what was seen, without the kind: for whoever says that in words of their own.
@@ -137,6 +138,7 @@ class WorkerFailure(RolloutError):
         retry_after_s: float | None = None,
         hard: bool = False,
         accepted: bool = False,
+        lingers: bool | None = None,
     ) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
@@ -144,6 +146,7 @@ class WorkerFailure(RolloutError):
         self.retry_after_s = retry_after_s
         self.hard = hard
         self.accepted = accepted
+        self.lingers = accepted if lingers is None else lingers
 
 
 class NoWorker(WorkerFailure):

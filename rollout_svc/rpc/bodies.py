@@ -251,6 +251,8 @@ class WeightSource(Body):
     """For `external`: the ids of those that were given the weights; null: every worker in traffic."""
     check_finite: bool = False
     """For `disk`: look through the files for NaN and infinity before anything is stopped."""
+    check_names: bool = True
+    """For `disk`: refuse files with other tensors than the weights before them, where those are known."""
     probe: KnownAnswer | None = None
     """What every engine that reports no versions has to generate before it gets traffic; null: it is not asked."""
 

@@ -4,7 +4,7 @@ Invariants:
 
 - One update at a time; a caller that leaves ends its own wait, and the update goes on.
 - What can be known to be wrong is refused before anything is stopped: a version that is not newer than the fleet's,
-  files that are not whole.
+  files that are not whole, or of other tensors than the weights before them.
 - Weights that engines gave up are back before any are loaded; their caches, when the stage goes on.
 - An update that made the pause around it ends that pause, unless somebody else asked for one meanwhile.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from rollout_svc.config import Config
@@ -24,9 +23,10 @@ from rollout_svc.gate import LANES
 from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.offloading import Offloading
 from rollout_svc.tasks import TaskOwner
-from rollout_svc.weights.checkpoint import problems_of
+from rollout_svc.weights.checkpoint import capped, problems_of
 from rollout_svc.weights.fleet import Fleet, Source
 from rollout_svc.weights.phases import Phases
+from rollout_svc.weights.reference import Checked, Reference
 from rollout_svc.weights.request import refuse_old, refuse_undrained
 from rollout_svc.weights.update import WeightUpdater
 from rollout_svc.workers.pool import WorkerPool
@@ -78,6 +78,7 @@ class WeightCalls:
         self._runs = runs
         self._check_files = config.weights.check_files
         self._update_timeout_s = config.weights.update_timeout_s or config.request_timeout_s
+        self._reference = Reference()
         self._threads = CallThreads("weights")
         self._updating: asyncio.Task[dict[str, Any]] | None = None
 
@@ -130,7 +131,7 @@ class WeightCalls:
         pauses = self._pauses
         if pauses.state == "running":
             _refuse_unpaused(pause)
-        await self._refuse_unsound(source)
+        checked = await self._refuse_unsound(source)
         self._check()
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
@@ -151,6 +152,7 @@ class WeightCalls:
             await self._offloading.wake(("weights",))  # so that there is something to load into
             self._refuse_weightless("another pause put them to sleep")
             record = await self._updater.update(version, source, phases, since=pauses.closed_at)
+            self._reference.keep(checked)
             # Whoever else paused since the call began got this pause's ticket, and is owed a stage that stays paused.
             if was_running and self._runs() and pauses.asked == asked and not pauses.climbing:
                 with phases.during("resume"):
@@ -164,15 +166,29 @@ class WeightCalls:
             words = f"{', '.join(asleep)} gave their weights up, and sleep: {why}"
             raise Conflict(words, type="asleep", detail={"workers": asleep})
 
-    async def _refuse_unsound(self, source: Source) -> None:
-        """Look at the files engines are to load; raises BadRequest with all that is wrong with them."""
+    async def _refuse_unsound(self, source: Source) -> Checked | None:
+        """Look at the files engines are to load, and say what is in them.
+
+        Raises:
+            BadRequest: with all that is wrong with them.
+        """
         path, finite = source.path, source.check_finite
         if path is None or not (finite or self._check_files):
-            return
+            return None
+        served = [worker.profile.model for worker in self._pool.workers.values() if worker.profile is not None]
         given_up = threading.Event()
-        look = partial(problems_of, path, finite=finite, stopped=given_up.is_set)
+        checked: Checked | None = None
+
+        def look() -> Checked:
+            problems = problems_of(path, finite=finite, stopped=given_up.is_set)
+            if problems or not self._check_files:
+                return Checked(path, None, problems)
+            found = self._reference.check(path, [model for model in served if model is not None])
+            return found._replace(problems=capped(found.problems) if source.check_names else [])
+
         try:
-            problems = await self._threads.call(look, self._update_timeout_s if finite else _HEADERS_S)
+            checked = await self._threads.call(look, self._update_timeout_s if finite else _HEADERS_S)
+            problems = checked.problems
         except (TimeoutError, NoThread):
             # A disk that is slow, or hangs here, says nothing against the files.
             problems = ["its values could not be checked in time"] if finite else []
@@ -181,6 +197,7 @@ class WeightCalls:
         if problems:
             message = f"source.path: {'; '.join(problems)}"
             raise BadRequest(message, detail=[{"path": "source.path", "message": words} for words in problems])
+        return checked
 
     async def assert_version(self, version: int) -> None:
         """Raise Conflict unless every worker in traffic reports `version`, and there is one."""

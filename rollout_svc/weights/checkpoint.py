@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["CHUNK_BYTES", "capped", "problems_of"]
+from rollout_svc.weights.names import Kind
+
+__all__ = ["CHUNK_BYTES", "capped", "problems_of", "tensors_of"]
 
 CHUNK_BYTES: Final = 16 * 2**20
 """Read at once: some milliseconds, and no more memory than that."""
@@ -25,6 +27,8 @@ _LENGTH_BYTES: Final = 8  # of a safetensors file: how long its header is, littl
 _MAX_HEADER_BYTES: Final = 100 * 2**20  # the bound of the safetensors library
 _PARTIAL: Final = (".tmp", ".incomplete", ".partial", ".part")  # what writers call files that are not done
 _INDEX: Final = "*.safetensors.index.json"
+_MAIN_INDEX: Final = "model.safetensors.index.json"
+_OTHER_LAYOUT: Final = "consolidated*"  # the same weights once more, in the names of their makers: engines pass it by
 _LISTED: Final = 20  # problems that are told one by one
 _CHARS: Final = 300  # of each
 _EXPONENTS: Final = {
@@ -37,8 +41,18 @@ _EXPONENTS: Final = {
 }
 """By dtype: bits that are all set in what is not finite, and in nothing else."""
 
-Header = dict[str, tuple[str, int, int]]
-"""By name: dtype, first byte and the byte after the last, counted in the file."""
+
+class _Entry(NamedTuple):
+    """A tensor in a file: its first byte, and the byte after its last."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+Header = dict[str, _Entry]
+"""By name."""
 
 
 class _Unsound(Exception):
@@ -76,6 +90,27 @@ def problems_of(path: str, *, finite: bool = False, stopped: Callable[[], bool] 
     except OSError as error:
         problems = [f"it cannot be read here: {error}"]
     return capped(problems)
+
+
+def tensors_of(path: str) -> dict[str, Kind] | None:
+    """Read which tensors engines will find there; None where that cannot be known for certain.
+
+    Of a folder with an index they are those that the index names, else those of all its safetensors files.
+    """
+    place = Path(path)
+    try:
+        files = _files(place) or []
+        shards = [file for file in files if file.suffix == ".safetensors"]
+        if any(not file.match(_OTHER_LAYOUT) for file in shards):
+            shards = [file for file in shards if not file.match(_OTHER_LAYOUT)]
+        found = {name: Kind(entry.shape, entry.dtype) for file in shards for name, entry in _header(file).items()}
+        index = next((file for file in files if file.name == _MAIN_INDEX), None)
+        if index is not None and place.is_dir():
+            named = json.loads(index.read_bytes())["weight_map"]
+            found = {name: kind for name, kind in found.items() if name in named}
+    except (OSError, _Unsound, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return found or None
 
 
 def capped(problems: list[str]) -> list[str]:
@@ -124,15 +159,20 @@ def _header(file: Path) -> Header:
     start = _LENGTH_BYTES + length
     try:
         header = {
-            name: (str(entry["dtype"]), start + int(entry["data_offsets"][0]), start + int(entry["data_offsets"][1]))
+            name: _Entry(
+                str(entry["dtype"]),
+                tuple(int(size) for size in entry["shape"]),
+                start + int(entry["data_offsets"][0]),
+                start + int(entry["data_offsets"][1]),
+            )
             for name, entry in json.loads(text).items()
             if name != "__metadata__"
         }
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise _Unsound(f"its header cannot be read: {error!r}") from error
-    if any(not start <= begin <= end for _, begin, end in header.values()):
+    if any(not start <= entry.begin <= entry.end for entry in header.values()):
         raise _Unsound("its header has a tensor that ends before it begins")
-    promised = max((end for _, _, end in header.values()), default=start)
+    promised = max((entry.end for entry in header.values()), default=start)
     if promised != size:
         raise _Unsound(f"its header promises {promised} bytes, it has {size}")
     return header
@@ -158,8 +198,8 @@ def _not_finite(headers: Mapping[Path, Header], stopped: Callable[[], bool]) -> 
     """Name tensors with NaN or infinity."""
     for file, header in headers.items():
         with file.open("rb") as opened:
-            for name, (dtype, begin, end) in header.items():
-                if not _is_finite(opened, dtype, begin, end, stopped):
+            for name, entry in header.items():
+                if not _is_finite(opened, entry.dtype, entry.begin, entry.end, stopped):
                     yield f"{name} in {file.name} has values that are not finite"
 
 

@@ -7,6 +7,7 @@ Invariants:
 - A label that is no integer means the weights of the start: `initial_version`, and no other, may be set over it.
 - Only an update from `disk` can be replayed to a worker that missed it.
 - No worker is admitted while an update is under way, nor on the strength of a version that has changed since.
+- Nobody moves weights to a worker whose admission does: an update leaves it out, and its admission looks again after.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Source:
         publisher: of every other kind: who has the buckets, and how they travel.
         check_finite: of `disk`: NaN and infinity are refused before anything is stopped.
         probe: what engines with these weights generate, where the caller knows.
+        check_names: of `disk`: other tensors than the weights before had are refused before anything is stopped.
     """
 
     kind: Literal["disk", "external"] | Way
@@ -52,6 +54,7 @@ class Source:
     publisher: Publisher | None = None
     check_finite: bool = False
     probe: Probe | None = None
+    check_names: bool = True
 
     @property
     def moves(self) -> bool:
@@ -60,7 +63,11 @@ class Source:
 
 
 class Fleet:
-    """The fleet's weight version, and admission to it."""
+    """The fleet's weight version, and admission to it.
+
+    Attributes:
+        bringing: ids of the workers that are being brought to it by their admission, and by nobody else meanwhile.
+    """
 
     def __init__(
         self, *, control: Control, confirmation: Confirmation, initial_version: int, update_timeout_s: float
@@ -75,6 +82,7 @@ class Fleet:
         self._control = control
         self._update_timeout_s = update_timeout_s
         self._anyone = False
+        self.bringing: set[str] = set()
 
     @property
     def version(self) -> int:
@@ -111,13 +119,17 @@ class Fleet:
         if worker.labels:
             worker.version = info.weight_version
         while True:
-            await self._settled.wait()
+            while not self._settled.is_set():  # the next update may have begun before this one's end was heard of
+                await self._settled.wait()
             if not undisturbed():
                 return "something came in between"
+            self.bringing.add(worker.worker_id)
             try:
                 kept_out = await self._bring_up(worker, info)
             except WorkerFailure as failure:
                 return f"weights: {failure}"
+            finally:
+                self.bringing.discard(worker.worker_id)
             if kept_out is not None:
                 return kept_out
             if self._settled.is_set() and self.version == worker.version:
@@ -181,7 +193,7 @@ class Fleet:
         try:
             await self._control.do(worker, calls, self._update_timeout_s)
         except WorkerFailure as failure:
-            if not failure.accepted:  # one that is at it still is asked when it is to load again
+            if not failure.lingers:  # one that is at it still is asked when it is to load again
                 await self._forget_load(worker, version)
             raise
         worker.flushed = None if keeps else version

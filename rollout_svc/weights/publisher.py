@@ -10,8 +10,11 @@ Invariants:
 - One bucket is in memory beside the trainer's own tensors. Its buffer is kept from one update to the next: the second
   of the same sizes allocates nothing.
 - How a bucket travels is the sender's (`weights/senders/`).
-- Asked again for the same bucket it gives the same: an answer was lost. Nobody is given one out of turn, and a stream
+- Asked again for the same bucket it gives the same: an answer was lost. Asked for it without its event (`events:
+  false`) it gives that from then on. Nobody is given one out of turn, and a stream
   that failed has no end.
+- Where engines do not look themselves, an update that lacks what the last whole one had is refused: a mapping before
+  anybody is asked for anything, a stream instead of its end.
 - Nothing is given to who does not show the token, which is new with each update: the service may go on with one that
   its caller has left.
 - No thread writes to a buffer that was given up.
@@ -32,8 +35,10 @@ from aiohttp import web
 from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.weights.bar import Bar, make_bar
 from rollout_svc.weights.bucket import cut
+from rollout_svc.weights.inventory import Inventory
+from rollout_svc.weights.names import Kind
 from rollout_svc.weights.probe import Probe
-from rollout_svc.weights.senders.protocol import Engine, Named, Sender
+from rollout_svc.weights.senders.protocol import Engine, Named, Reissuing, Sender
 from rollout_svc.weights.senders.registry import make_sender
 from rollout_svc.weights.threads import off_loop
 
@@ -44,6 +49,7 @@ __all__ = ["Client", "WeightPublisher"]
 
 _BUCKET_BYTES: Final = 256 * 2**20
 _OVER: Final = "the update is over"
+_LOOKING: Final[frozenset[Way]] = frozenset({"shm"})  # ways whose engines refuse themselves what does not fit
 
 
 class Client(Protocol):
@@ -94,6 +100,7 @@ class WeightPublisher:
         self._runner: web.AppRunner | None = None
         self._url = ""
         self._publishing: _Publishing | None = None
+        self._known: Mapping[str, Kind] | None = None  # what the last whole update had
 
     @property
     def allocated(self) -> int:
@@ -116,6 +123,7 @@ class WeightPublisher:
         force: bool = False,
         probe: Probe | None = None,
         progress: bool | None = None,
+        check_names: bool = True,
     ) -> Mapping[str, Any]:
         """Bring every worker to these weights.
 
@@ -129,6 +137,8 @@ class WeightPublisher:
             probe: what engines with these weights generate, `Probe.of(model, prompt_ids)`: those that report no
                 versions have to show it before they get traffic.
             progress: show a bar on standard error; None: where that is a terminal.
+            check_names: refuse weights that lack a tensor of this publisher's last whole update, or have it in another
+                shape; ways whose engines look themselves, as `shm`, do so in any case.
 
         Returns:
             What `update_weights` answers.
@@ -136,10 +146,17 @@ class WeightPublisher:
         Raises:
             ServiceError: what `update_weights` raises; the engines have the weights they had.
             RuntimeError: this publisher is at it already.
+            ValueError: a mapping lacks what is to be there; nobody was asked for anything.
         """
         if self._publishing is not None:
             raise RuntimeError("this publisher has an update under way")
-        publishing = _Publishing(self._sender, tensors, self._bucket_bytes, check_finite=check_finite)
+        known = self._known if check_names and self._sender.way not in _LOOKING else None
+        if isinstance(tensors, Mapping):
+            looking = Inventory(known)
+            looking.add(tensors.items())
+            looking.end()
+        inventory = Inventory(known)
+        publishing = _Publishing(self._sender, tensors, self._bucket_bytes, inventory, check_finite=check_finite)
         publishing.bar = make_bar(f"weights {version}", publishing.total_bytes, wanted=progress)
         self._publishing = publishing
         try:
@@ -147,7 +164,10 @@ class WeightPublisher:
             source: dict[str, Any] = {"kind": self._sender.way, "publisher": self._url, "token": publishing.token}
             if probe is not None:
                 source["probe"] = probe.as_json()
-            return await self._client.update_weights(version, source, pause=pause, force=force)
+            record = await self._client.update_weights(version, source, pause=pause, force=force)
+            if inventory.whole:
+                self._known = inventory.sent
+            return record
         finally:
             self.transfer_s = publishing.transfer_s
             try:
@@ -211,12 +231,14 @@ class _Publishing:
         sender: Sender,
         tensors: Mapping[str, torch.Tensor] | Iterable[Named],
         bucket_bytes: int,
+        inventory: Inventory,
         *,
         check_finite: bool,
     ) -> None:
         self.token = secrets.token_urlsafe(24)
         self.transfer_s = 0.0
         self._sender = sender
+        self._inventory = inventory
         self.bar: Bar | None = None
         self.total_bytes = sum(tensor.nbytes for tensor in tensors.values()) if isinstance(tensors, Mapping) else None
         self._under_way = 0  # bytes of the bucket that is on its way
@@ -228,6 +250,7 @@ class _Publishing:
         self._begun: dict[str, Any] | None = None
         self._given = -1  # the bucket that was given out last, counted from 0
         self._last: dict[str, Any] = {}
+        self._reissued = False  # the last one, without its event
         self._refusal = "no update was begun here"
         self._working = asyncio.Lock()
         self._began = time.monotonic()
@@ -259,6 +282,9 @@ class _Publishing:
             following = self._given + 1
             asked = body.get("bucket", following)
             if asked == self._given >= 0:
+                if body.get("events") is False and not self._reissued:
+                    self._last = await off_loop(partial(self._without_event, str(body.get("why", ""))))
+                    self._reissued = True
                 return self._last
             if asked != following:
                 raise ValueError(f"expected to be asked for bucket {following}, not {asked!r:.100}")
@@ -267,7 +293,7 @@ class _Publishing:
             except BaseException as error:
                 self._refusal = f"bucket {following} could not be made: {type(error).__name__}: {error}"
                 raise
-            self._given = following
+            self._given, self._reissued = following, False
             return self._last
 
     async def end(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,6 +309,11 @@ class _Publishing:
         if self.bar is not None:
             self.bar.close()
 
+    def _without_event(self, why: str) -> dict[str, Any]:
+        if not isinstance(self._sender, Reissuing) or not self._last.get("bodies"):
+            raise ValueError(f"buckets by {self._sender.way} come with no event: {why}")
+        return {**self._last, "bodies": self._sender.without_event(why), "flatten_s": 0.0}
+
     def _write(self) -> dict[str, Any]:
         """Have the next bucket ready; every engine has loaded the one before."""
         began = time.monotonic()
@@ -292,9 +323,11 @@ class _Publishing:
         if tensors is None:
             if not self._any:
                 raise ValueError("there was no tensor to send")
+            self._inventory.end()
             self.transfer_s = time.monotonic() - self._began
             return {"bodies": None}
         self._any = True
+        self._inventory.add(tensors)
         bodies = self._sender.write(tensors)
         self._under_way = size = sum(tensor.nbytes for _, tensor in tensors)
         return {"bodies": bodies, "bytes": size, "flatten_s": time.monotonic() - began}

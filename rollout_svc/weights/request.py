@@ -54,9 +54,12 @@ def _read_kind(given: Mapping[str, Any]) -> Source:
     if kind == "disk":
         if not isinstance(path, str) or not path:
             raise BadRequest.at("source.path", "needed for kind 'disk'")
-        return Source(kind, path, check_finite=_flag(given, "check_finite"))
+        finite, names = _flag(given, "check_finite"), _flag(given, "check_names", default=True)
+        return Source(kind, path, check_finite=finite, check_names=names)
     if given.get("check_finite"):
         raise BadRequest.at("source.check_finite", "for kind 'disk'; a publisher asks for it with its weights")
+    if not given.get("check_names", True):
+        raise BadRequest.at("source.check_names", "for kind 'disk'; a publisher has it as an argument of `publish`")
     way = next((known for known in WAYS if known == kind), None)
     if way is not None:
         return Source(way, publisher=Publisher(_endpoint(given, way), way))
@@ -70,8 +73,8 @@ def _read_kind(given: Mapping[str, Any]) -> Source:
     return Source(kind, workers=frozenset(workers))
 
 
-def _flag(given: Mapping[str, Any], name: str) -> bool:
-    flag = given.get(name, False)
+def _flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    flag = given.get(name, default)
     if not isinstance(flag, bool):
         raise BadRequest.at(f"source.{name}", f"expected true or false, not {type(flag).__name__}")
     return flag

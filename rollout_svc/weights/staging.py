@@ -7,13 +7,15 @@ for each of them, all at once, and the next bucket is asked for when each has th
 |---|---|---|
 | `/begin` | `{version, engines: [{id, dialect, ranks, since}]}` | `{manifest?, bytes?, check_finite?, openings?}` |
 | `/next` | `{bucket}`, counted from 0 | `{bodies: {id: {…}} or null, bytes, flatten_s}` |
+| | `{bucket, events: false, why}`: the same again | likewise, without an event, as all that follow |
 | `/end` | `{whole}` | anything |
 
 Invariants:
 
 - No engine that stages computes with anything of an update before all of them have all of it.
-- One that fails ends the update for all, unless it is to go on without: what was staged is forgotten, everywhere or
-  there. An engine that loads as it comes is named as touched then, and has weights of no version.
+- One that is needed and fails ends the update for all, any other for itself: what was staged is forgotten, everywhere
+  or there. An engine that loads as it comes is named as touched then, and has weights of no version.
+- An engine that cannot do with the event of a bucket is given it once more without one; those that have it are not.
 - The publisher is told how it ended.
 """
 
@@ -21,16 +23,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
-from rollout_svc.engines import Call, Endpoint, Transport
-from rollout_svc.engines.parsing import control_body
-from rollout_svc.engines.updates.protocol import Ask, EngineUpdate, Opening, Reverting, Way
+from rollout_svc.engines import Call, Endpoint, Reply, Transport
+from rollout_svc.engines.parsing import OK, control_body
+from rollout_svc.engines.updates.protocol import NO_EVENT, Ask, EngineUpdate, Opening, Reverting, Way
 from rollout_svc.engines.updates.registry import make_update
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.weights.phases import Phases
@@ -41,6 +43,7 @@ from rollout_svc.workers.worker import Worker
 __all__ = ["Publisher", "Staged", "Staging"]
 
 _END_S: Final = 10.0  # seconds for taking leave of everybody
+_REFUSAL_CHARS: Final = 1000  # of the publisher's words: a list of names
 
 Visit = Callable[["_Recipient", Ask], Awaitable[None]]
 
@@ -69,6 +72,44 @@ class _Recipient:
 
     engine_id: str
     update: EngineUpdate
+
+
+class _Bucket:
+    """One bucket on its way to every engine.
+
+    Attributes:
+        eventless: what those engines said that cannot do with its event, by their ids.
+    """
+
+    __slots__ = ("_bodies", "eventless")
+
+    def __init__(self, bodies: Mapping[str, Mapping[str, Any]]) -> None:
+        self.eventless: dict[str, str] = {}
+        self._bodies = bodies
+
+    async def load(self, one: _Recipient, ask: Ask) -> None:
+        """Have an engine load it, or write down that it may without the event; raises WorkerFailure."""
+        try:
+            await self._load(one, ask)
+        except WorkerFailure as failure:
+            if failure.kind != NO_EVENT:
+                raise
+            self.eventless[one.engine_id] = failure.message
+
+    def again(self, bodies: Mapping[str, Mapping[str, Any]]) -> Visit:
+        """Give it once more, as it is without an event, to those that are to have it so."""
+        self._bodies = bodies
+
+        async def load(one: _Recipient, ask: Ask) -> None:
+            if one.engine_id in self.eventless:
+                await self._load(one, ask)
+
+        return load
+
+    async def _load(self, one: _Recipient, ask: Ask) -> None:
+        if one.engine_id not in self._bodies:
+            raise WorkerFailure("bad_body", f"the publisher has nothing for {one.engine_id}")
+        await one.update.load(ask, self._bodies[one.engine_id])
 
 
 @dataclass(slots=True)
@@ -100,7 +141,7 @@ class Staging:
         self._timeout_s = timeout_s
 
     async def stage(
-        self, workers: Sequence[Worker], publisher: Publisher, version: int, phases: Phases, *, go_on: bool = False
+        self, workers: Sequence[Worker], publisher: Publisher, version: int, phases: Phases, *, needed: Collection[str]
     ) -> Staged:
         """Hand every worker what a publisher has; those that fail are told that it is over.
 
@@ -109,15 +150,15 @@ class Staging:
             publisher: who has it.
             version: of the weights.
             phases: what it takes is added.
-            go_on: one that fails does not end it for the others.
+            needed: ids of those without which it ends for the others as well.
         """
         lacking = {w.worker_id: _lack(w, publisher.way) for w in workers if publisher.way not in w.capabilities}
         able = [worker for worker in workers if worker.worker_id not in lacking]
-        if lacking and not (go_on and able):
+        if not able or not lacking.keys().isdisjoint(needed):
             return Staged(lacking)
         staged = Staged(lacking, recipients={w.worker_id: dict(_recipients(w, publisher.way)) for w in able})
         try:
-            staged.whole = await self._stage(able, publisher.endpoint, version, staged, phases, go_on=go_on)
+            staged.whole = await self._stage(able, publisher.endpoint, version, staged, phases, needed)
         except WorkerFailure as failure:
             staged.failed |= {worker.worker_id: f"the publisher: {failure}" for worker in able}
         finally:
@@ -159,8 +200,7 @@ class Staging:
         version: int,
         staged: Staged,
         phases: Phases,
-        *,
-        go_on: bool,
+        needed: Collection[str],
     ) -> bool:
         """Carry all there is; false where it ended before. Whoever failed is written down."""
         there = list(workers)
@@ -170,7 +210,7 @@ class Staging:
                 failed = await self._all(there, staged, visit)
             staged.failed |= failed
             there[:] = [worker for worker in there if worker.worker_id not in failed]
-            return not failed or (go_on and bool(there))
+            return bool(there) and failed.keys().isdisjoint(needed)
 
         with phases.during("transfer"):
             answer = await self._ask(publisher, "/begin", {"version": version, "engines": _engines(workers, staged)})
@@ -188,20 +228,24 @@ class Staging:
             answer = await self._next(publisher, phases)
             if answer["bodies"] is None:
                 return True
-            bodies = _by_engine(answer["bodies"])
-
-            async def load(one: _Recipient, ask: Ask, bodies: Mapping[str, Mapping[str, Any]] = bodies) -> None:
-                if one.engine_id not in bodies:
-                    raise WorkerFailure("bad_body", f"the publisher has nothing for {one.engine_id}")
-                await one.update.load(ask, bodies[one.engine_id])
-
-            going = await have(load)
+            bucket = _Bucket(_by_engine(answer["bodies"]))
+            going = await have(bucket.load)
+            if going and bucket.eventless:
+                answer = await self._next(publisher, phases, without_event=bucket.eventless)
+                going = await have(bucket.again(_by_engine(answer["bodies"])))
             if going:
                 phases.staged(int(_number(answer, "bytes")))
         return False
 
-    async def _next(self, publisher: Endpoint, phases: Phases) -> dict[str, Any]:
+    async def _next(
+        self, publisher: Endpoint, phases: Phases, *, without_event: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """The next bucket; it says itself for how long it was flattened.
+
+        Args:
+            publisher: who has it.
+            phases: what it takes is added.
+            without_event: the last one once more: what engines said of its event, by their ids.
 
         Raises:
             WorkerFailure: the publisher failed, or it is none: only one that says so has no more buckets.
@@ -209,7 +253,11 @@ class Staging:
         asked = asyncio.get_running_loop().time()
         with phases.at("transfer"):
             # By its number: a call whose connection was closed is made once more, and must not skip a bucket.
-            answer = await self._ask(publisher, "/next", {"bucket": phases.buckets})
+            asking: dict[str, Any] = {"bucket": phases.buckets}
+            if without_event is not None:
+                why = "; ".join(f"{engine_id}: {words}" for engine_id, words in without_event.items())
+                asking |= {"events": False, "why": why[:_REFUSAL_CHARS]}
+            answer = await self._ask(publisher, "/next", asking)
         took_s = asyncio.get_running_loop().time() - asked
         if "bodies" not in answer:
             raise WorkerFailure("bad_body", f"expected `bodies`, an object or null, not {answer!r:.200}")
@@ -243,7 +291,10 @@ class Staging:
 
     async def _ask(self, publisher: Endpoint, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         call = Call("POST", path, orjson.dumps(body), admin=True)
-        return control_body(await self._transport.control(publisher, call, self._timeout_s))
+        reply = await self._transport.control(publisher, call, self._timeout_s)
+        if (words := _refusal(reply)) is not None:
+            raise WorkerFailure(f"http_{reply.status}", f"HTTP {reply.status}: {words}")
+        return control_body(reply)
 
     async def _leave(self, workers: Sequence[Worker], publisher: Endpoint, staged: Staged) -> None:
         """Tell everybody that it is over, but for those that have all of it; nobody has to answer."""
@@ -287,6 +338,17 @@ def _by_engine(said: Any) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(said, dict) or not all(isinstance(body, dict) for body in said.values()):
         raise WorkerFailure("bad_body", f"the publisher: expected an object for each engine, not {said!r:.200}")
     return said
+
+
+def _refusal(reply: Reply) -> str | None:
+    """In its own words, all of them, why the publisher refused; None where it did not, or has none."""
+    if reply.status == OK:
+        return None
+    with suppress(ValueError):
+        body = orjson.loads(reply.body)
+        error = body.get("error") if isinstance(body, dict) else None
+        return error[:_REFUSAL_CHARS] if isinstance(error, str) else None
+    return None
 
 
 def _number(answer: Mapping[str, Any], key: str) -> float:

@@ -23,7 +23,7 @@ changed nothing that is in traffic.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
@@ -108,7 +108,8 @@ class WeightUpdater:
             }
             before = Before(self._fleet.version, self._fleet.source)
             moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
-            staged = await self._stage(targets, source, version, results, phases)
+            needed = {worker.worker_id for worker in active if self._on_failure != "quarantine"}
+            staged = await self._stage(targets, needed, source, version, results, phases)
             if staged is None or staged.whole:
                 lag = dict.fromkeys(moved, before.version)
                 await self._hand(targets, version, source, staged, lag, results, phases)
@@ -158,16 +159,21 @@ class WeightUpdater:
         results.update({w.worker_id: outcome for w, outcome in zip(handed, outcomes, strict=True)})
 
     async def _stage(
-        self, targets: list[Worker], source: Source, version: int, results: Results, phases: Phases
+        self,
+        targets: list[Worker],
+        needed: Collection[str],
+        source: Source,
+        version: int,
+        results: Results,
+        phases: Phases,
     ) -> Staged | None:
-        """Hand every target the weights of a publisher; whoever cannot take them has its result, all where none shall.
+        """Hand every target the weights of a publisher; who cannot take them has its result, all where a needed one.
 
         Engines that load as it comes have changed where it ended, and are out of traffic then.
         """
         if source.publisher is None:
             return None
-        go_on = self._on_failure == "quarantine"
-        staged = await self._staging.stage(targets, source.publisher, version, phases, go_on=go_on)
+        staged = await self._staging.stage(targets, source.publisher, version, phases, needed=needed)
         for worker in targets:
             if staged.whole and worker.worker_id not in staged.failed:
                 continue
@@ -241,7 +247,7 @@ class WeightUpdater:
             for worker in self._pool.workers.values()
             if worker.quarantine is not None and worker.quarantine.kind == "version" and not worker.calls
             if worker.refusal is None  # it is another engine than ours
-            if worker.worker_id not in self._fleet.confirmation.asking and not worker.weightless
+            if not worker.weightless and worker.worker_id not in self._fleet.confirmation.asking | self._fleet.bringing
         ]
         answers = await asyncio.gather(*(self._answers(worker) for worker in waiting))
         return [
@@ -301,7 +307,7 @@ class WeightUpdater:
         unflushed = worker.version == version and worker.flushed != version and not worker.keeps_cache
         if staged is not None and staged.touched(worker):
             self._spoil(worker, f"an update to version {version} ended half-way: {failure}")
-        elif source.moves and failure.accepted and (worker.version != version or version == self._fleet.version):
+        elif source.moves and failure.lingers and (worker.version != version or version == self._fleet.version):
             self._spoil(worker, f"weights of version {version} may still be loaded there: {failure}")
         cache = {"flushed": False} if unflushed or failure.kind == UNFLUSHED else {}
         return {"ok": False, "version": worker.version, "error": str(failure), **cache}
@@ -346,14 +352,14 @@ class WeightUpdater:
 
 @contextmanager
 def _loading(workers: Iterable[Worker]) -> Iterator[None]:
-    """Weights are on their way to these: what is frozen there does not go on."""
-    workers = list(workers)
-    for worker in workers:
+    """Weights are on their way to these: what is frozen there does not go on, until the outermost of these ends."""
+    held = [worker for worker in workers if not worker.loading]
+    for worker in held:
         worker.loading = True
     try:
         yield
     finally:
-        for worker in workers:
+        for worker in held:
             worker.loading = False
 
 

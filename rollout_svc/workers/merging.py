@@ -42,7 +42,8 @@ def merged_failure(failures: Mapping[str, WorkerFailure], engines: int) -> Worke
 
     Returns:
         Of the kind that waiting cannot help, if there is one; `wrong_dialect` where nothing else is wrong; else
-        `incomplete`, or the first's own kind where every engine failed. `accepted` unless one was refused for certain.
+        `incomplete`, or the first's own kind where every engine failed. `accepted` unless one was refused for certain;
+        it `lingers` where it may at any of them.
     """
     parts = list(failures.values())
     final = next((failure for failure in parts if failure.kind in _FINAL), None)
@@ -62,6 +63,7 @@ def merged_failure(failures: Mapping[str, WorkerFailure], engines: int) -> Worke
         retry_after_s=max(waits, default=None),
         hard=any(failure.hard for failure in parts),
         accepted=all(failure.accepted for failure in parts),
+        lingers=any(failure.lingers for failure in parts),
     )
 
 

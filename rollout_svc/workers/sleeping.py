@@ -6,7 +6,8 @@ Invariants:
 - What is taken back is what is known to be given up. Where a call's fate is unknown the engine is asked; one that does
   not tell is neither woken nor used until it is another process: either guess may end it.
 - One conversation at a time per worker, with freezes and thaws, so that no two calls overtake each other on the wire.
-- Weights that an engine did not keep are lost from before the call on that gives them up, until it has been given some.
+- Weights that an engine did not keep are lost from before the call on that gives them up, until it has been given some;
+  or until it refused that call.
 """
 
 from __future__ import annotations
@@ -78,9 +79,15 @@ class Sleeping:
             return f"it is not idle by its own count: {'unknown' if count is None else count}"
         if worker.state is not WorkerState.ACTIVE or worker.calls or worker.loading:  # it may have changed meanwhile
             return f"it is {worker.state}, and has work: {worker.reason}"
+        before = worker.weights_lost
         if "weights" in wanted and _BACKUP not in worker.capabilities:
             worker.weights_lost = True
-        await self._move(worker, sleep, worker.dialect.offload(wanted))
+        try:
+            await self._move(worker, sleep, worker.dialect.offload(wanted))
+        except WorkerFailure:
+            if sleep.certain:  # it refused, and has what it had
+                worker.weights_lost = before
+            raise
         sleep.tags |= wanted
         return None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_svc.errors import BadRequest, Conflict
+from rollout_svc.errors import BadRequest, Conflict, NotNow
 from rollout_svc.events import WorkerWoken
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_lmdeploy import FakeLMDeploy
@@ -198,6 +198,23 @@ async def test_weights_moved_into_a_sleeper_are_not_believed() -> None:
         await made.resume()
 
 
+@pytest.mark.parametrize("named", [False, True])
+async def test_weights_that_are_lost_come_back_by_the_word_of_who_moved_them(named: bool) -> None:
+    """A label is no proof of weights that an engine gave up: the trainer says of it that it has been given some."""
+    async with sglang(SAVER) as engine, stage(engine) as made:
+        await made.pause(offload=BOTH)
+        engine.fail_update = True
+        with pytest.raises(NotNow):
+            await made.service.update_weights(1, DISK)  # its memory is back, and nothing in it
+        engine.fail_update = False
+        source: dict[str, Any] = {"kind": "external"} | ({"workers": ["w0"]} if named else {})
+        assert (await made.service.update_weights(1, source))["workers"]["w0"]["ok"]
+        worker = made.worker()
+        assert worker.weights_lost is not named
+        await made.resume()
+        assert (worker.state is WorkerState.ACTIVE) == named
+
+
 async def test_one_that_does_not_wake_is_out_and_tried_again() -> None:
     """The gate never opens to a sleeping engine; the others go on, and it comes back when it wakes."""
     async with vllm() as engine, sglang() as other, stage(engine, other) as made:
@@ -225,6 +242,20 @@ async def test_memory_of_unknown_fate_is_neither_asked_for_nor_used() -> None:
         await engine.restart()
         await made.until(lambda: worker.state is WorkerState.ACTIVE, "let in as another process")
         assert engine.memory_deaths == 0
+
+
+async def test_weights_that_an_engine_refused_to_give_up_are_not_lost() -> None:
+    """It has what it had: it stays in traffic, and comes back to it, with no update between."""
+    async with sglang(SAVER) as engine, stage(engine) as made:
+        engine.script(RELEASE, Status(400))
+        report = await made.pause(offload=BOTH)
+        assert (report.offloaded["w0"], "400" in report.not_offloaded["w0"]) == ([], True)
+        worker = made.worker()
+        assert not worker.weights_lost
+        await made.resume()
+        assert worker.state is WorkerState.ACTIVE
+        worker.put_in_quarantine("version", "it is looked at again")
+        await made.until(lambda: worker.state is WorkerState.ACTIVE, "back")
 
 
 async def test_an_engine_restarted_in_its_sleep_is_awake() -> None:

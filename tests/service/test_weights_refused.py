@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save, save_file
 
-from rollout_svc.errors import BadRequest, Conflict
+from rollout_svc.errors import BadRequest, Conflict, NotNow
 from rollout_svc.weights import calls
 from tests.support.fake_sglang import FakeSGLang
+from tests.support.fake_vllm import FakeVLLM
 from tests.support.stage import Stage, stage
 
 EXTERNAL = {"kind": "external"}
@@ -112,3 +113,63 @@ async def test_files_are_not_looked_at_where_that_is_switched_off(tmp_path: Path
     async with FakeSGLang(weight_version="0") as engine, stage(engine, weights={"check_files": False}) as made:
         answer = await made.service.update_weights(1, {"kind": "disk", "path": str(tmp_path)}, pause={})
         assert answer["version"] == 1
+
+
+MODEL = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
+"""What an engine serves."""
+
+
+def folder(at: Path, **tensors: Any) -> str:
+    """Write a checkpoint."""
+    at.mkdir()
+    save_file(tensors, at / "model.safetensors")
+    return str(at)
+
+
+async def test_names_that_are_missing_are_refused_with_the_list(tmp_path: Path) -> None:
+    """P24 P35: by what the engine was started with; nothing is stopped, and once they are there it goes through."""
+    served, bad = folder(tmp_path / "base", **MODEL), folder(tmp_path / "bad", a=np.zeros((3, 2), np.float32))
+    async with FakeSGLang(weight_version="0", model_path=served) as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        with pytest.raises(BadRequest) as refused:
+            await made.service.update_weights(1, {"kind": "disk", "path": bad}, pause={})
+        told = [problem["message"] for problem in refused.value.detail]
+        assert told[1:] == ["missing b", "a: [3, 2] in place of [2, 3]"]
+        assert "pass `check_names: false` if that is meant" in told[0]
+        for wrong in ({"kind": "disk", "path": bad, "check_names": 0}, EXTERNAL | {"check_names": False}):
+            with pytest.raises(BadRequest, match="check_names"):
+                await made.service.update_weights(1, wrong, pause={})
+        await untouched(made, engine, 0)
+        good = {"kind": "disk", "path": folder(tmp_path / "good", **MODEL)}
+        assert (await made.service.update_weights(1, good, pause={}))["version"] == 1
+
+
+@pytest.mark.parametrize("kind", [FakeSGLang, FakeVLLM])
+async def test_the_last_update_says_what_the_next_has_to_have(kind: Any, tmp_path: Path) -> None:
+    """P24 P35: an engine that takes less without a word is not asked; what failed is nobody's measure."""
+    first, bad = folder(tmp_path / "first", **MODEL), folder(tmp_path / "bad", b=MODEL["b"])
+    async with kind(weight_version="0") as engine, stage(engine) as made:
+        engine.fail_update = True
+        with pytest.raises(NotNow):
+            await made.service.update_weights(1, {"kind": "disk", "path": bad}, pause={})
+        engine.fail_update = False
+        await made.service.update_weights(1, {"kind": "disk", "path": first}, pause={})
+        asked = list(engine.updates)
+        with pytest.raises(BadRequest, match="missing a"):
+            await made.service.update_weights(2, {"kind": "disk", "path": bad}, pause={})
+        assert (made.service.status()["weight_version"], engine.updates) == (1, asked)
+        meant = {"kind": "disk", "path": bad, "check_names": False}
+        for version in (2, 3):  # the second passes as well without a word: it has what the first had
+            await made.service.update_weights(version, meant, pause={})
+            meant.pop("check_names", None)
+
+
+async def test_names_are_not_compared_where_files_are_not_looked_at(tmp_path: Path) -> None:
+    """P35: `check_files: false` leaves names to the engines as well."""
+    served, bad = folder(tmp_path / "base", **MODEL), folder(tmp_path / "bad", a=MODEL["a"])
+    async with (
+        FakeSGLang(weight_version="0", model_path=served) as engine,
+        stage(engine, weights={"check_files": False}) as made,
+    ):
+        source = {"kind": "disk", "path": bad, "check_finite": True}
+        assert (await made.service.update_weights(1, source, pause={}))["version"] == 1

@@ -66,6 +66,8 @@ class Routes(Core, Face):
         self.by_handles = Transfer("cpu", lambda whole: self.load(broken=not whole), self.set_version)
         self.member = GroupMember()
         self.transfer: str | None = None
+        self.round_open = self._remains = False  # of a backend `nccl`; parts of layers that an update left behind
+        self._in_round = 0
 
     def _transfers(self) -> dict[str, Handler]:
         """The four routes of a weight transfer, by the backend it was started with."""
@@ -320,26 +322,39 @@ class Routes(Core, Face):
 
     async def _start_update(self, request: web.Request) -> web.Response:
         self.updates.append((request.path, {}))
+        if self.round_open:
+            return as_json(wire.rpc_failed("start_weight_update called while one is already active."), 500)
+        self.round_open, self._in_round = True, 0
         return as_json({"message": "Weight update started"})
 
     async def _update_from_group(self, request: web.Request) -> web.Response:
         body = await body_of(request) or {}
         self.updates.append((request.path, body))
-        if self.fail_update:
-            self.load(broken=True)
-            return as_json(wire.rpc_failed("Worker failed with error 'broken'"), 500)
-        info = body["update_info"]
+        if not self.round_open:
+            return as_json(wire.rpc_failed("start_weight_update must be called before update_weights."), 500)
+        info, failure = body["update_info"], "broken" if self.fail_update else None
         try:
-            await self.member.receive("vllm", info["names"], info["dtype_names"], info["shapes"], flat=False)
+            if failure is None:
+                await self.member.receive("vllm", info["names"], info["dtype_names"], info["shapes"], flat=False)
         except Exception as error:  # noqa: BLE001 - as it is there: its words are the answer
-            return as_json(wire.rpc_failed(str(error)), 500)
+            failure = str(error)
+        if failure is not None:
+            self.load(broken=True)
+            self.round_open, self._remains = False, True
+            return as_json(wire.rpc_failed(f"Worker failed with error '{failure}'"), 500)
+        self._in_round += 1
         return as_json({"message": "Weights updated"})
 
     async def _finish_update(self, request: web.Request) -> web.Response:
         body = await body_of(request) or {}
         self.updates.append((request.path, body))
-        self.load(broken=False)
-        self.set_version(body["weight_version"])
+        if not self.round_open:
+            return as_json(wire.rpc_failed("finish_weight_update called without a matching start."), 500)
+        # What a round begins over is loaded among what it was sent, and nobody says so.
+        self.load(broken=self._remains and self._in_round > 0)
+        self.round_open = self._remains = False
+        if body.get("weight_version") is not None:
+            self.set_version(body["weight_version"])
         return as_json({"message": "Weight update finished"})
 
     async def _label(self, request: web.Request) -> web.Response:

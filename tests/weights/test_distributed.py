@@ -19,6 +19,7 @@ from tests.embedded.helpers import Served, served, small_model
 from tests.embedded.test_process import engine_process
 from tests.support.bell import WAIT_S
 from tests.support.stage import Stage, stage
+from tests.weights.test_publish_policies import refuse_to_end
 
 TIMEOUT_S = 3.0
 BUCKET_BYTES = 4096
@@ -45,9 +46,11 @@ def groups(engine: Served) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def trained(*engines: Served, bucket_bytes: int = BUCKET_BYTES) -> AsyncIterator[tuple[Stage, WeightPublisher]]:
+async def trained(
+    *engines: Served, bucket_bytes: int = BUCKET_BYTES, on_failure: str = "stop"
+) -> AsyncIterator[tuple[Stage, WeightPublisher]]:
     """A stage over engines, and a publisher that broadcasts, and does not wait for long."""
-    async with stage(*(url_of(engine) for engine in engines)) as made:
+    async with stage(*(url_of(engine) for engine in engines), weights={"on_failure": on_failure}) as made:
         sender = DistributedSender(bucket_bytes, timeout_s=TIMEOUT_S)
         async with WeightPublisher(made.service, way=sender, bucket_bytes=bucket_bytes) as publisher:
             yield made, publisher
@@ -179,3 +182,21 @@ async def test_an_engine_that_dies_half_way_ends_the_update_and_no_other() -> No
             process.terminate()
             assert await asyncio.wait_for(process.wait(), WAIT_S) == 0
             assert time.monotonic() - began < TIMEOUT_S
+
+
+async def test_what_was_broadcast_is_taken_back_where_one_refuses_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P24: the built-in engine keeps what it swapped out, by whichever way it got the new weights."""
+    async with (
+        served(is_open=True) as one,
+        served(is_open=True) as other,
+        trained(one, other, on_failure="rollback") as (made, publisher),
+    ):
+        wanted = small_model(seed=1).state_dict()
+        await publisher.publish(wanted, 1, pause={})
+        refuse_to_end(other, monkeypatch)
+        with pytest.raises(NotNow) as raised:
+            await publisher.publish(small_model(seed=2).state_dict(), 2, pause={})
+        assert "it was taken back" in raised.value.detail["workers"]["w0"]["error"]
+        assert same(weights(one), wanted)
+        assert same(weights(other), wanted)
+        assert [str(worker["state"]) for worker in made.service.workers()] == ["ACTIVE", "ACTIVE"]

@@ -143,3 +143,62 @@ async def test_one_that_cannot_is_refused_by_name(told: dict[str, object]) -> No
             with pytest.raises(NotNow, match="w0") as raised:
                 await publisher.publish(tensors(1), 1, pause={})
             assert "takes no weights by distributed" in str(raised.value.detail)
+
+
+async def test_sglang_says_that_its_weights_are_of_no_version() -> None:
+    """P24: from before its first bucket: a service that is started meanwhile sees the label, and nothing else."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError("out of memory")
+
+    async with FakeSGLang(weight_version="0") as one, FakeSGLang(weight_version="0") as other:
+        async with stage(one, other) as made:
+            sender = DistributedSender(512, timeout_s=1.0)
+            async with WeightPublisher(made.service, way=sender, bucket_bytes=512) as publisher:
+                other.member.receive = refuse  # type: ignore[method-assign]
+                with pytest.raises(NotNow):
+                    await publisher.publish(tensors(1), 1, pause={})
+        assert {one.weight_version, other.weight_version} == {"loading 1"}
+        async with stage(one, other, ready=False) as made:
+            await made.until(lambda: all("never ended" in made.worker(number).reason for number in (0, 1)))
+            assert made.service.workers()[0]["state"] == "QUARANTINED"
+
+
+@pytest.mark.parametrize("at_fault", ["vllm", "sglang"])
+async def test_a_round_of_vllm_that_broke_off_is_ended_before_the_next(at_fault: str) -> None:
+    """P24: whether it failed there or elsewhere: no round stays open, and none begins over the remains of another."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError("out of memory")
+
+    async with FakeSGLang() as sglang, FakeVLLM() as vllm:
+        vllm.transfer = "nccl"
+        async with stage(sglang, vllm) as made:
+            sender = DistributedSender(512, timeout_s=1.0)
+            async with WeightPublisher(made.service, way=sender, bucket_bytes=512) as publisher:
+                member = (vllm if at_fault == "vllm" else sglang).member
+                receive, member.receive = member.receive, refuse  # type: ignore[method-assign]
+                with pytest.raises(NotNow):
+                    await publisher.publish(tensors(1), 1, pause={})
+                assert not vllm.round_open
+                assert vllm.weight_version == "loading 1"
+                member.receive = receive  # type: ignore[method-assign]
+                record = await publisher.publish(tensors(2), 2)
+                assert [outcome["ok"] for outcome in record["workers"].values()] == [True, True]
+                assert not vllm.poisoned
+                assert vllm.weight_version == "2"
+
+
+async def test_a_round_of_vllm_that_nobody_ended_is_ended_first() -> None:
+    """P24: a service that died left it open; the next one's update ends it, or would be refused time and again."""
+    async with FakeSGLang() as sglang, FakeVLLM() as vllm:
+        vllm.transfer = "nccl"
+        async with stage(sglang, vllm) as made:
+            made.worker(1).put_in_quarantine("version", "it was met half-way")
+            vllm.set_version("loading 1")
+            vllm.round_open = True
+            sender = DistributedSender(512, timeout_s=1.0)
+            async with WeightPublisher(made.service, way=sender, bucket_bytes=512) as publisher:
+                record = await publisher.publish(tensors(2), 2, pause={})
+            assert [outcome["ok"] for outcome in record["workers"].values()] == [True, True]
+            assert not vllm.poisoned

@@ -163,6 +163,33 @@ def test_the_buffer_and_its_event_travel_once_a_round() -> None:
     assert sent(send.bucket(full(1))).keys() == ONCE
 
 
+def test_a_bucket_that_was_refused_under_an_event_is_loaded_without() -> None:
+    """P26: over whatever the engine kept of the first try; no event is sent any more, nor waited for."""
+    shared = Shared()
+
+    def failing(handle: bytes) -> Opened:
+        shared.open(handle)
+        raise OSError("no events on this platform")
+
+    send, rank = LMDeployRound(event=shared), Rank(failing)
+    with pytest.raises(OSError, match="no events"):
+        deliver(body(send.bucket(full(1))), [rank])
+    log = list(shared.log)
+    again = send.without_event()
+    assert sent(again).keys() == LATER | {"flattened_tensor"}
+    assert sent(again)["require_clone"] is True
+    deliver(body(again), [rank])
+    send.answered()
+    assert loaded(rank) == 1.0
+    deliver(body(send.bucket(full(2))), [rank])
+    with pytest.raises(ValueError, match="no bucket with an event"):
+        send.without_event()
+    send.answered()
+    with pytest.raises(ValueError, match="no bucket with an event"):
+        send.without_event()
+    assert (loaded(rank), shared.log) == (2.0, log)
+
+
 def test_writing_and_reading_take_turns() -> None:
     """P26: the sender waits for the reading before it writes, and the engine for the writing before it reads."""
     shared = Shared()

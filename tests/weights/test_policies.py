@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_svc.engines import Endpoint
+from rollout_svc.config import WorkerConfig
+from rollout_svc.engines import Call, Endpoint, EngineInfo, EngineProfile, Reply
+from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.errors import NotNow
 from rollout_svc.weights.fleet import Source
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.staging import Publisher
 from rollout_svc.weights.update import OnFailure
+from rollout_svc.workers.making import make_worker
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fallible import PUBLISHER, FallibleFleet
 from tests.support.virtual import virtual
 
 SETTLED_S = 200.0  # whatever was late has arrived
+ABLE = ("disk", "shm", "flush", "set_version", "weight_version")
 POLICIES = get_args(OnFailure)
 SHM = Source("shm", publisher=Publisher(Endpoint(PUBLISHER, None, None), "shm"))
 
@@ -220,3 +225,157 @@ async def test_the_same_version_brought_again_is_not_taken_for_there(kind: str) 
     done, _ = await updated(made, 1, kind)
     assert (done, [str(worker.state) for worker in made.workers.values()]) == (False, ["ACTIVE", "QUARANTINED"])
     assert made.workers["w1"].half_loaded
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("path", ["/begin_weight_update", "/update_weights_from_shared_memory"])
+@pytest.mark.parametrize("fault", ["refused", "dead"])
+@virtual
+async def test_one_that_was_out_already_ends_it_for_nobody(policy: OnFailure, path: str, fault: str) -> None:
+    """P24: it is brought along where it takes the weights; where it does not, those in traffic have them all."""
+    made = FallibleFleet(2, policy, failing(("http://e1", path, fault)))
+    made.workers["w1"].put_in_quarantine("version", "it joined later")
+    done, results = await updated(made, 1, "shm")
+    assert (done, made.fleet.version, results["w0"]) == (True, 1, {"ok": True, "version": 1})
+    assert not results["w1"]["ok"]
+    assert fault == "dead" or made.engines["http://e1"].staged is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@virtual
+async def test_one_that_was_out_already_and_cannot_is_listed(policy: OnFailure) -> None:
+    """P24: an engine that knows no such way refuses it for those in traffic only where it is one of them."""
+    made = FallibleFleet(2, policy, failing())
+    out = made.workers["w1"]
+    out.introduce(SGLangDialect(), EngineProfile("sglang", capabilities=("disk", "weight_version"), weight_label="0"))
+    out.put_in_quarantine("version", "it joined later")
+    done, results = await updated(made, 1, "shm")
+    assert (done, made.fleet.version) == (True, 1)
+    assert "takes no weights by shm" in results["w1"]["error"]
+
+
+@pytest.mark.parametrize("kind", ["disk", "shm"])
+@virtual
+async def test_one_that_is_being_brought_up_is_left_to_that(kind: str) -> None:
+    """P24: two loads in one engine at a time make a mix of both under one label; it is brought up again after."""
+    made = FallibleFleet(2, "stop", failing())
+    assert (await updated(made, 1, "disk"))[0]
+    late = made.workers["w1"]
+    late.put_in_quarantine("version", "it was away")
+    engine = made.engine(late)
+    engine.weights, engine.label, engine.cached = 7, "0", 7
+    loading, loaded = asyncio.Event(), asyncio.Event()
+
+    async def slow(endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        if endpoint.url == "http://e1" and call.path == "/update_weights_from_disk" and not loaded.is_set():
+            loading.set()
+            await loaded.wait()
+        return await FallibleFleet.control(made, endpoint, call, timeout_s)
+
+    made.control = slow  # type: ignore[method-assign]
+    admitting = made.tasks.spawn("admit", made.fleet.admit(late, EngineInfo("0"), lambda: True))
+    await loading.wait()
+    made.published += 1
+    source, now = SHM if kind == "shm" else Source("disk", "/weights/v2"), asyncio.get_running_loop().time
+    results = (await made.updater.update(2, source, Phases(now), since=0.0))["workers"]
+    assert results["w0"]["ok"]
+    assert "skipped" in results["w1"]
+    assert (engine.label, engine.staged) == ("0", None)
+    loaded.set()
+    said = await admitting
+    assert (said is None) == (kind == "disk")
+    assert (engine.weights, engine.label) == ((2, "2") if kind == "disk" else (1, "1"))
+
+
+@virtual
+async def test_what_is_frozen_stays_so_until_everybody_has_theirs() -> None:
+    """P24: one that has the weights may be taken back for another's failure: no pause that joins has it go on."""
+    made = FallibleFleet(2, "rollback", failing(("http://e1", "/update_weights_from_disk", "refused")))
+    held: list[bool] = []
+
+    async def slow(endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        if endpoint.url == "http://e1" and call.path == "/update_weights_from_disk":
+            await asyncio.sleep(1.0)
+            held.append(made.workers["w0"].loading)
+        return await FallibleFleet.control(made, endpoint, call, timeout_s)
+
+    made.control = slow  # type: ignore[method-assign]
+    assert not (await updated(made, 1, "disk"))[0]
+    assert held == [True]
+    assert not any(worker.loading for worker in made.workers.values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["disk", "shm"])
+@virtual
+async def test_one_of_two_behind_a_router_that_may_load_yet(policy: OnFailure, kind: str) -> None:
+    """P24: the other one refuses for certain, both report what they had, and one of them is about to change: out."""
+    path = "/update_weights_from_disk" if kind == "disk" else "/end_weight_update"
+    made = FallibleFleet(2, policy, failing(("http://e0", path, "late"), ("http://e1", path, "refused")))
+    config = WorkerConfig(url="http://router", dialect="sglang", engines=tuple(made.engines))
+    worker = make_worker("w0", config, "http://router", made, Random(0))
+    worker.introduce(SGLangDialect(), EngineProfile("sglang", capabilities=ABLE, weight_label="0"))
+    worker.version = worker.flushed = 0
+    worker.become(WorkerState.ACTIVE, "in traffic")
+    made.workers = {"w0": worker}
+    made.published = 1
+    source = SHM if kind == "shm" else Source("disk", "/weights/v1")
+    with pytest.raises(NotNow):
+        await made.updater.update(1, source, Phases(asyncio.get_running_loop().time), since=0.0)
+    assert (made.fleet.version, worker.state, worker.half_loaded) == (0, WorkerState.QUARANTINED, True)
+    await asyncio.sleep(SETTLED_S)
+    assert [engine.weights for engine in made.engines.values()] == [1, 0]
+
+
+def noting(made: FallibleFleet, path: str, held: asyncio.Event | None = None) -> list[str]:
+    """Note every call of a route from now on, and have each wait for `held`."""
+    seen: list[str] = []
+
+    async def noted(endpoint: Endpoint, call: Call, timeout_s: float) -> Reply:
+        if call.path == path:
+            seen.append(endpoint.url)
+            if held is not None:
+                await held.wait()
+        return await FallibleFleet.control(made, endpoint, call, timeout_s)
+
+    made.control = noted  # type: ignore[method-assign]
+    return seen
+
+
+@virtual
+async def test_an_admission_that_waited_begins_in_no_other_update() -> None:
+    """P24: the next update may have begun in the step in which the one it waited for ended."""
+    made = FallibleFleet(2, "stop", failing())
+    assert (await updated(made, 1, "disk"))[0]
+    late = made.workers["w1"]
+    late.put_in_quarantine("version", "it was away")
+    loads = noting(made, "/update_weights_from_disk")
+    with made.fleet.updating():
+        admitting = made.tasks.spawn("admit", made.fleet.admit(late, EngineInfo("0"), lambda: True))
+        await asyncio.sleep(1.0)
+    with made.fleet.updating():
+        await asyncio.sleep(1.0)
+        assert not loads
+    assert await admitting is None
+    assert loads == ["http://e1"]
+
+
+@virtual
+async def test_nobody_is_let_in_while_an_update_runs() -> None:
+    """P24: it had the fleet's version when it was looked at, and is brought to the next one before it has traffic."""
+    made = FallibleFleet(2, "stop", failing())
+    assert (await updated(made, 1, "disk"))[0]
+    late = made.workers["w1"]
+    late.put_in_quarantine("version", "it was away")
+    late.flushed, flushed = None, asyncio.Event()
+    flushes = noting(made, "/flush_cache", flushed)
+    admitting = made.tasks.spawn("admit", made.fleet.admit(late, EngineInfo("1"), lambda: True))
+    await asyncio.sleep(1.0)
+    assert flushes == ["http://e1"]
+    with made.fleet.updating():
+        flushed.set()
+        await asyncio.sleep(1.0)
+        assert not admitting.done()
+        made.fleet.version, made.fleet.source = 2, Source("disk", "/weights/v2")
+    assert await admitting is None
+    assert (late.version, made.engine(late).weights) == (2, 2)

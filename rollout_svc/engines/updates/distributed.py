@@ -3,7 +3,7 @@
 | engine | begins with | each bucket | ends with |
 |---|---|---|---|
 | built-in | `/begin_weight_update`, manifest | staged | `/end_weight_update`, version: swapped in at once |
-| SGLang | `/begin_weight_update` (404 before 2026-06: there is none) | loaded as it comes, flat | `/end_weight_update`, then the label |
+| SGLang | `/begin_weight_update` (404 before 2026-06: there is none) | label `loading N`, then loaded as it comes, flat | `/end_weight_update`, then the label |
 | vLLM | with the first bucket: label `loading N`, `/start_weight_update` | loaded as it comes, tensor by tensor | `/finish_weight_update`, version |
 | LMDeploy | nothing | loaded as it comes, flat | the last call, `finished` |
 
@@ -27,6 +27,7 @@ from rollout_svc.engines.lmdeploy import LMDeployDialect
 from rollout_svc.engines.parsing import control_body
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.engines.updates.protocol import Ask, Opening
+from rollout_svc.engines.updates.vllm import FINISH, end_remains
 from rollout_svc.engines.vllm import VLLMDialect
 from rollout_svc.errors import WorkerFailure
 
@@ -85,15 +86,17 @@ class _GroupUpdate:
 class SGLangDistributedUpdate(_GroupUpdate):
     """SGLang's side of one update, or the built-in engine's, which says that it has this way and stages."""
 
-    __slots__ = ("_session", "_stages")
+    __slots__ = ("_session", "_stages", "_version")
 
     def __init__(self) -> None:
         super().__init__(SGLangDialect())
         self._stages = False
         self._session = False
+        self._version = 0
 
     async def open(self, ask: Ask, opening: Opening) -> None:
         """Open a session; the built-in engine checks what will come, whole, before anything is sent."""
+        self._version = opening.version
         said = control_body(await ask(Call("GET", "/server_info"))).get("weight_transports")
         self._stages = isinstance(said, list) and "distributed" in said
         await self._leave(ask, opening.own.get("leave"))
@@ -115,7 +118,9 @@ class SGLangDistributedUpdate(_GroupUpdate):
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket received, at the same time by all ranks."""
         await self._join(ask, body, *((_OWN,) if self._stages else ()))
-        self.touched = not self._stages
+        if not self._stages and not self.touched:
+            self.touched = True
+            await self._post(ask, *_label(f"{LOADING}{self._version}"))
         more = {"flush_cache": False, "abort_all_requests": False}
         await self._post(ask, "/update_weights_from_distributed", self._bucket(body) | more)
 
@@ -128,9 +133,14 @@ class SGLangDistributedUpdate(_GroupUpdate):
             raise WorkerFailure("empty", "no weights came")
         if self._session:
             await self._post(ask, "/end_weight_update", {})
-        for call in self._dialect.set_version(version):
-            self._done(await ask(call), call.path)
+        await self._post(ask, *_label(str(version)))
         self.touched = False
+
+    async def revert(self, ask: Ask, version: int) -> None:
+        """Swap back what was swapped out, and label it: the built-in engine alone kept it."""
+        if not self._stages:
+            raise WorkerFailure("cannot", "it keeps no weights to go back to")
+        await self._post(ask, "/revert_weight_update", {"weight_version": str(version)})
 
     async def abandon(self, ask: Ask) -> None:
         """Forget what was staged, or end the session: one that stays open refuses the next."""
@@ -178,24 +188,28 @@ class VLLMDistributedUpdate:
     From `/start_weight_update` to `/finish_weight_update` it has no weights at all, and nothing says so but its label.
     """
 
-    __slots__ = ("_dialect", "_version", "touched")
+    __slots__ = ("_begun", "_dialect", "_started", "_version", "touched")
 
     def __init__(self) -> None:
         self.touched = False
+        self._begun = False
+        self._started = False
         self._dialect = VLLMDialect()
         self._version = 0
 
-    async def open(self, ask: Ask, opening: Opening) -> None:  # noqa: ARG002 - asked nothing: others may refuse yet
-        """Remember the version; groups that are no more are forgotten there when another is joined."""
+    async def open(self, ask: Ask, opening: Opening) -> None:
+        """End what another update left; groups that are no more are forgotten there when another is joined."""
         self._version = opening.version
+        self.touched = await end_remains(ask)
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket received; before the first one it gives up the weights that it has."""
         if body.get("join"):
             await self._post(ask, "/init_weight_transfer_engine", {"init_info": _init_info(_group_of(body))})
-        if not self.touched:
-            self.touched = True
+        if not self._begun:
+            self._begun = self.touched = True
             await self._post(ask, "/update_weight_version", {"new_version": f"{LOADING}{self._version}"})
+            self._started = True  # one whose answer is lost is to be ended too
             await self._post(ask, "/start_weight_update", None)
         try:
             info = {"names": body["names"], "dtype_names": body["dtypes"], "shapes": body["shapes"]}
@@ -205,16 +219,23 @@ class VLLMDistributedUpdate:
 
     async def close(self, ask: Ask, version: int) -> None:
         """Have it make its weights whole, and label them."""
-        if not self.touched:
+        if not self._begun:
             raise WorkerFailure("empty", "no weights came")
         await self._post(ask, "/finish_weight_update", {"weight_version": str(version)})
         self.touched = False
 
     async def abandon(self, ask: Ask) -> None:
-        """Nothing brings its weights back; its label says that it has none."""
+        """End the round, so that the next one can begin; its weights are of no version, and its label says so."""
+        if self._started:
+            self._started = False
+            await ask(FINISH)
 
     async def _post(self, ask: Ask, path: str, body: Mapping[str, Any] | None) -> None:
         self._dialect.parse_done(await ask(_call(path, body)))
+
+
+def _label(label: str) -> tuple[str, dict[str, Any]]:
+    return "/update_weight_version", {"new_version": label, "abort_all_requests": False}  # true by default
 
 
 def _call(path: str, body: Mapping[str, Any] | None) -> Call:

@@ -15,7 +15,10 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, get_args, runtime_
 
 from rollout_svc.engines.calls import Call, Reply
 
-__all__ = ["WAYS", "Ask", "EngineUpdate", "Opening", "Reverting", "Way"]
+__all__ = ["NO_EVENT", "WAYS", "Ask", "EngineUpdate", "Opening", "Reverting", "Way"]
+
+NO_EVENT: Final = "no_event"
+"""The kind of failure of an engine that may take the same bucket where no event comes with it."""
 
 Way = Literal["shm", "cuda_ipc", "distributed"]
 """How weights get from a trainer into an engine, handed over by us; also the name of the engine's capability."""

@@ -5,6 +5,7 @@
 Invariants:
 
 - Whatever happens between `open` and `close` changes no weights, and neither does a `close` that fails.
+- An engine that cannot open the event of a buffer says so, and has forgotten that buffer: the failure is NO_EVENT.
 - The update has a name of its own in all of its calls: what another service sends to the engine is never taken for it.
 """
 
@@ -16,9 +17,10 @@ from typing import Any, Final
 
 import orjson
 
-from rollout_svc.engines.calls import Call
+from rollout_svc.engines.calls import Call, Reply
 from rollout_svc.engines.sglang import SGLangDialect
-from rollout_svc.engines.updates.protocol import Ask, Opening
+from rollout_svc.engines.updates.protocol import NO_EVENT, Ask, Opening
+from rollout_svc.errors import WorkerFailure
 
 __all__ = ["SharedMemoryUpdate"]
 
@@ -43,7 +45,14 @@ class SharedMemoryUpdate:
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket staged."""
-        await self._post(ask, "/update_weights_from_shared_memory", body)
+        call = Call("POST", "/update_weights_from_shared_memory", self._body(body), admin=True)
+        reply = await ask(call)
+        try:
+            _done(reply)
+        except WorkerFailure as failure:
+            if _is_about_its_event(reply):
+                raise WorkerFailure(NO_EVENT, failure.message) from failure
+            raise
 
     async def close(self, ask: Ask, version: int) -> None:
         """Swap in what was staged, and label it."""
@@ -58,4 +67,15 @@ class SharedMemoryUpdate:
         await self._post(ask, "/abandon_weight_update", {})
 
     async def _post(self, ask: Ask, path: str, body: Mapping[str, Any]) -> None:
-        _done(await ask(Call("POST", path, orjson.dumps({**body, "update": self._name}), admin=True)))
+        _done(await ask(Call("POST", path, self._body(body), admin=True)))
+
+    def _body(self, body: Mapping[str, Any]) -> bytes:
+        return orjson.dumps({**body, "update": self._name})
+
+
+def _is_about_its_event(reply: Reply) -> bool:
+    try:
+        body = orjson.loads(reply.body)
+    except ValueError:
+        return False
+    return isinstance(body, dict) and body.get("kind") == "event"

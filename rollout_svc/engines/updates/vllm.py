@@ -27,12 +27,13 @@ from rollout_svc.engines.updates.protocol import Ask, Opening
 from rollout_svc.engines.vllm import VLLMDialect
 from rollout_svc.errors import WorkerFailure
 
-__all__ = ["VLLMUpdate"]
+__all__ = ["FINISH", "VLLMUpdate", "end_remains"]
 
 _dialect: Final = VLLMDialect()
 _done: Final = _dialect.parse_done
 _START: Final = Call("POST", "/start_weight_update", admin=True)
-_FINISH: Final = Call("POST", "/finish_weight_update", admin=True)  # without a version: the label stays
+FINISH: Final = Call("POST", "/finish_weight_update", admin=True)
+"""Ends a round, without a version: the label stays."""
 
 
 class VLLMUpdate:
@@ -50,9 +51,7 @@ class VLLMUpdate:
         """Say how tensors will come: each by a handle of its own."""
         self._version = opening.version
         _done(await ask(_post("/init_weight_transfer_engine", {"init_info": {"packed": False}})))
-        if _dialect.parse_info(await ask(_dialect.info())).half_loaded:
-            self.touched = True
-            await _end_remains(ask)
+        self.touched = await end_remains(ask)
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket loaded, or kept."""
@@ -74,19 +73,26 @@ class VLLMUpdate:
         """End the round, so that the model has weights again, of whatever version; the label says so."""
         if self._started:
             self._started = False
-            await ask(_FINISH)
+            await ask(FINISH)
 
 
-async def _end_remains(ask: Ask) -> None:
-    """Bring what another update left to its end; raises WorkerFailure where that cannot be done."""
-    reply = await ask(_FINISH)
+async def end_remains(ask: Ask) -> bool:
+    """Bring what another update left to its end; returns whether there was any.
+
+    Raises:
+        WorkerFailure: it cannot be done.
+    """
+    if not _dialect.parse_info(await ask(_dialect.info())).half_loaded:
+        return False
+    reply = await ask(FINISH)
     if reply.status == OK:
-        return
+        return True
     _done(await ask(_START))  # the call that failed has closed the round, and left the layers as they were
-    reply = await ask(_FINISH)
+    reply = await ask(FINISH)
     if reply.status != OK:
         words = "weights began to load there and never ended, and it cannot be brought to an end: restart it"
         raise WorkerFailure("half_loaded", f"{words}: {excerpt(reply)}")
+    return True
 
 
 def _post(path: str, body: Mapping[str, Any]) -> Call:

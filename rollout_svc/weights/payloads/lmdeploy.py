@@ -5,6 +5,8 @@ opens events. So:
 
 - A buffer is left out only where the caller vouches that the one receiver opens events (`event`); it is off by default,
   and every call then carries the buffer, to be cloned, after the writes are done.
+- A bucket that was refused under an event may be sent once more without, and so is every other from then on: the round
+  begins anew with it.
 - The next bucket is not written before the last was answered: the calls alternate with `answered` or `ended`.
 - An empty bucket is sent only to say `finished`.
 """
@@ -105,6 +107,7 @@ class LMDeployRound:
         self._buffers: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
         self._generation = 0
         self._open: tuple[int, str] | None = None
+        self._last: FlattenedBucket | None = None  # while it is open
 
     def bucket(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> list[str]:
         """Write tensors of one dtype into the buffer; what each receiver is to be sent.
@@ -124,19 +127,33 @@ class LMDeployRound:
             self._event.record()
         if parts.synchronize:
             synchronize(bucket.buffer)
-        self._open = (generation, dtype)
+        self._open, self._last = (generation, dtype), bucket
         return [payload(bucket, parts, self._event) for _ in range(self._receivers)]
+
+    def without_event(self) -> list[str]:
+        """What each receiver is to be sent of the last bucket in place of what it refused.
+
+        Raises:
+            ValueError: there is none that is not answered, or it came without an event.
+        """
+        if self._open is None or self._last is None or self._event is None:
+            raise ValueError("there is no bucket with an event that could come without")
+        self._event = None
+        self._send.no_events()
+        parts = self._send.next(*self._open)
+        synchronize(self._last.buffer)
+        return [payload(self._last, parts) for _ in range(self._receivers)]
 
     def answered(self) -> None:
         """Every receiver has loaded the last bucket."""
         if self._open is not None:
             self._send.sent(*self._open)
-        self._open = None
+        self._open = self._last = None
 
     def ended(self) -> None:
         """The round is over, however it ended, or a receiver slept: the next call begins one anew."""
         self._send.ended()
-        self._open = None
+        self._open = self._last = None
 
     def _pack(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[FlattenedBucket, int]:
         """Write into this dtype's buffer, or a new one where it is too small."""

@@ -14,8 +14,8 @@ Invariants:
 
 - Each bucket is flattened once for each layout that the engines of the update need.
 - What is sent is written: the device is waited for, or LMDeploy's event orders it.
-- An event is offered only on CUDA, where the engine's torch opens it as ours made it, and no more after an update that
-  failed under it. Where there is none every call carries the buffer, and the log says so once.
+- An event is offered only on CUDA, where the engine's torch opens it as ours made it, and no more after a bucket was
+  refused, or an update failed, under it. Where there is none every call carries the buffer, and the log says so once.
 - Tensors on the CPU travel as files of shared memory, in the same words.
 """
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from rollout_svc.engines.updates.lmdeploy import FINISH
+from rollout_svc.engines.updates.lmdeploy import FINISH, WITH_EVENT
 from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.weights.bucket import FlattenedBucket
 from rollout_svc.weights.payloads import lmdeploy, sglang, vllm
@@ -118,6 +118,21 @@ class CudaIpcSender:
         with _on(tensors[0][1]):
             return {**self._write_elements(tensors), **self._write_bytes(tensors)}
 
+    def without_event(self, why: str) -> Bodies:
+        """What LMDeploy is told of the last bucket once more; the others have it, and are told nothing.
+
+        Raises:
+            ValueError: there was none, or none with an event.
+        """
+        takers = [engine for engine in self._engines if engine.dialect == _ELEMENTS]
+        if self._round is None or not takers:
+            raise ValueError("there is no bucket with an event that could come without")
+        payloads = self._round.without_event()
+        self._events_failed, self._has_event = True, False
+        _log.warning("weights.cloned", why=why)  # once: no event follows
+        self.cloned = why
+        return {takers[0].engine_id: lmdeploy.body(payloads)}
+
     def close(self, *, whole: bool) -> None:
         """Let go of the last bucket; an event under which an update failed is offered to nobody any more."""
         if self._has_event and self._engines and self._round is not None and not whole and not self._events_failed:
@@ -139,7 +154,9 @@ class CudaIpcSender:
         before = sending.allocated
         payloads = iter(sending.bucket(tensors))
         self.allocated += sending.allocated - before
-        return {engine.engine_id: lmdeploy.body([next(payloads) for _ in range(engine.ranks)]) for engine in takers}
+        about = {WITH_EVENT: True} if self._has_event else {}
+        bodies = {engine.engine_id: [next(payloads) for _ in range(engine.ranks)] for engine in takers}
+        return {engine_id: {**lmdeploy.body(own), **about} for engine_id, own in bodies.items()}
 
     def _write_bytes(self, tensors: Sequence[Named]) -> Bodies:
         takers = [engine for engine in self._engines if engine.dialect in _BYTES]

@@ -10,14 +10,14 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from rollout_svc.engines.updates.protocol import Way
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Bodies", "Engine", "Named", "Sender"]
+__all__ = ["Bodies", "Engine", "Named", "Reissuing", "Sender"]
 
 Named = tuple[str, "torch.Tensor"]
 Bodies = dict[str, Mapping[str, Any]]
@@ -64,3 +64,18 @@ class Sender(Protocol):
 
     def release(self) -> None:
         """Give up what is kept from one update to the next; idempotent."""
+
+
+@runtime_checkable
+class Reissuing(Protocol):
+    """A sender whose buckets come with an event, and can come without."""
+
+    def without_event(self, why: str) -> Bodies:
+        """What engines are told of the bucket that was written last, without an event; none comes from now on.
+
+        Args:
+            why: which engine could not do with it, and what it said.
+
+        Raises:
+            ValueError: no bucket was written, or none that came with an event.
+        """
