@@ -142,16 +142,19 @@ class WeightPublisher:
         publishing = _Publishing(self._sender, tensors, self._bucket_bytes, check_finite=check_finite)
         publishing.bar = make_bar(f"weights {version}", publishing.total_bytes, wanted=progress)
         self._publishing = publishing
+        taken = False
         try:
             await self._open()
             source: dict[str, Any] = {"kind": self._sender.way, "publisher": self._url, "token": publishing.token}
             if probe is not None:
                 source["probe"] = probe.as_json()
-            return await self._client.update_weights(version, source, pause=pause, force=force)
+            answer = await self._client.update_weights(version, source, pause=pause, force=force)
+            taken = all(one.get("ok") or "skipped" in one for one in answer.get("workers", {}).values())
+            return answer
         finally:
             self.transfer_s = publishing.transfer_s
             try:
-                await publishing.close()
+                await publishing.close(whole=taken)
             finally:
                 self._publishing = None
 
