@@ -36,6 +36,7 @@ def telling(bus: EventBus, version: int, kind: str, phases: Phases) -> Iterator[
         raise
     finally:
         progress.end()
+        error = error or phases.missed
         told = (phases.elapsed_s, phases.seconds, phases.buckets, phases.bytes)
         bus.emit(WeightUpdateEnded(version, kind, not error, *told, error))
 

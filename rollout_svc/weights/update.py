@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EngineDoubted, EventBus, WeightsUpdated
@@ -42,6 +42,8 @@ __all__ = ["OnFailure", "WeightUpdater"]
 
 OnFailure = Literal["stop", "rollback", "quarantine"]
 Results = dict[str, dict[str, Any]]
+_REASONS: Final = 3  # that the message of a failure tells
+_CHARS: Final = 300  # of each
 
 
 class WeightUpdater:
@@ -133,10 +135,13 @@ class WeightUpdater:
         self._bus.emit(WeightsUpdated(version, source.kind, seconds, bool(updated) and not odd, names, phases.seconds))
         record = {"version": self._fleet.version, "workers": results}
         if not updated and not odd:
-            raise NotNow("update_failed", "no worker is left to update", detail=record)
-        if odd and not (updated and self._on_failure == "quarantine"):
-            message = f"version {version} did not reach {', '.join(names)}; the fleet is at {self._fleet.version}"
-            raise NotNow("update_failed", message, detail=record)
+            why = _why(results, results) or "there is none"
+            raise NotNow("update_failed", f"no worker is left to update: {why}", detail=record)
+        if odd:
+            fleet = f"the fleet is at {self._fleet.version}"
+            phases.missed = f"version {version} did not reach {', '.join(names)}; {fleet}: {_why(names, results)}"
+            if not (updated and self._on_failure == "quarantine"):
+                raise NotNow("update_failed", phases.missed, detail=record)
         return record
 
     async def _hand(
@@ -355,6 +360,16 @@ def _loading(workers: Iterable[Worker]) -> Iterator[None]:
     finally:
         for worker in workers:
             worker.loading = False
+
+
+def _why(names: Iterable[str], results: Results) -> str:
+    """What was wrong at those, each reason once; the whole of it is in the results."""
+    said = {name: str(results[name].get("error") or results[name].get("skipped") or "") for name in names}
+    told = []
+    for words in list(dict.fromkeys(said.values()))[:_REASONS]:
+        shown = words if len(words) <= _CHARS else f"{words[: _CHARS - 1]}…"
+        told.append(f"{', '.join(name for name, other in said.items() if other == words)}: {shown}")
+    return "; ".join(told)
 
 
 def _still(worker: Worker) -> bool:

@@ -60,7 +60,7 @@ class Sender(Protocol):
         """Have a bucket ready; what each engine is told of it."""
 
     def close(self, *, whole: bool) -> None:
-        """The update is over; `whole`: every engine has all of it. Idempotent; what was whole may turn out not to be."""
+        """The update is over; `whole`: every engine has all of it. Idempotent; whole may turn out not to be."""
 
     def release(self) -> None:
         """Give up what is kept from one update to the next; idempotent."""
