@@ -135,10 +135,12 @@ class WeightPublisher:
 
         Raises:
             ServiceError: what `update_weights` raises; the engines have the weights they had.
+            TypeError: these are no tensors by name; nothing was stopped.
             RuntimeError: this publisher is at it already.
         """
         if self._publishing is not None:
             raise RuntimeError("this publisher has an update under way")
+        _refuse_other(tensors)
         publishing = _Publishing(self._sender, tensors, self._bucket_bytes, check_finite=check_finite)
         publishing.bar = make_bar(f"weights {version}", publishing.total_bytes, wanted=progress)
         self._publishing = publishing
@@ -311,6 +313,22 @@ def _engines(said: Any) -> list[Engine]:
         ]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"engines: expected id, dialect and ranks of each, not {said!r:.200}") from error
+
+
+def _refuse_other(tensors: object) -> None:
+    """Raise TypeError for what can be seen to be no tensors by name."""
+    import torch  # noqa: PLC0415 - the trainer has it
+
+    if not isinstance(tensors, Mapping):
+        if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
+            raise TypeError(f"expected tensors by name, or pairs of them, not {type(tensors).__name__}")
+        return
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise TypeError(f"expected names that are strings, not {name!r:.100}")
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            found = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise TypeError(f"expected dense tensors; {name!r} is {found}")
 
 
 def _manifest(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -252,3 +253,20 @@ def test_buckets_of_no_bytes_are_refused_before_anything_is_stopped(bucket_bytes
     """P35: at the making, and not in the middle of a pause."""
     with pytest.raises(ValueError, match="expected buckets of at least 1 byte"):
         WeightPublisher(Nobody(), bucket_bytes=bucket_bytes)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, "not NoneType"),
+        (torch.zeros(2), "not Tensor"),
+        ({1: torch.zeros(2)}, "not 1"),
+        ({"a": 1}, "'a' is int"),
+        ({"a": torch.zeros(2, 2).to_sparse()}, "'a' is torch.sparse_coo"),
+    ],
+)
+async def test_what_is_no_tensors_is_refused_before_anything_is_stopped(given: Any, told: str) -> None:
+    """P35: the trainer's own slip is its own error, with the name, and the stage runs on."""
+    async with WeightPublisher(Nobody()) as publisher:
+        with pytest.raises(TypeError, match=re.escape(told)):
+            await publisher.publish(given, 1, pause={})
