@@ -76,6 +76,20 @@ class WeightUpdater:
         self._pool = pool
         self._bus = bus
 
+    def refuse_unable(self, source: Source) -> None:
+        """Raise NotNow where workers in traffic cannot take weights this way, and the update would fail for it."""
+        way = source.kind
+        active = [worker for worker in self._pool.workers.values() if worker.state is WorkerState.ACTIVE]
+        unable = [worker for worker in active if source.moves and way not in worker.capabilities]
+        if not unable or (self._on_failure == "quarantine" and len(unable) < len(active)):
+            return
+        results: Results = {}
+        for worker in unable:
+            error = f"cannot: {worker.dialect.name} takes no weights by {way} here"
+            results[worker.worker_id] = {"ok": False, "version": worker.version, "error": error}
+        record = {"version": self._fleet.version, "workers": results}
+        raise NotNow("update_failed", f"nothing was stopped: {_why(results, results)}", detail=record)
+
     def telling(self, version: int, source: Source, phases: Phases) -> AbstractContextManager[None]:
         """Tell how far an update is, and how it ended; the body is all of it, the pause around it too."""
         self.phases = phases

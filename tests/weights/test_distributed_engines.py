@@ -143,3 +143,5 @@ async def test_one_that_cannot_is_refused_by_name(told: dict[str, object]) -> No
             with pytest.raises(NotNow, match="w0") as raised:
                 await publisher.publish(tensors(1), 1, pause={})
             assert "takes no weights by distributed" in str(raised.value.detail)
+            assert "takes no weights by distributed" in str(raised.value), "and in what a traceback shows"
+            assert made.service.state == "running", "known before anything is stopped"
