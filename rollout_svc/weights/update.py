@@ -153,9 +153,9 @@ class WeightUpdater:
             raise NotNow("update_failed", f"no worker is left to update: {why}", detail=record)
         if odd:
             fleet = f"the fleet is at {self._fleet.version}"
-            phases.missed = f"version {version} did not reach {', '.join(names)}; {fleet}: {_why(names, results)}"
+            phases.error = f"version {version} did not reach {', '.join(names)}; {fleet}: {_why(names, results)}"
             if not (updated and self._on_failure == "quarantine"):
-                raise NotNow("update_failed", phases.missed, detail=record)
+                raise NotNow("update_failed", phases.error, detail=record)
         return record
 
     async def _hand(
