@@ -170,6 +170,8 @@ class Updating:
             coming = {entry["name"]: (tuple(entry["shape"]), entry["dtype"]) for entry in manifest}
         except (KeyError, TypeError) as error:
             raise WeightsError(f"the manifest has an entry without name, shape and dtype: {error!r}") from error
+        if strange := [name for name in coming if not isinstance(name, str)]:
+            raise WeightsError(f"the manifest has {strange[0]!r:.100} for a name: expected a string")
         wanted = {name: _kind(parameter) for name, parameter in self._wanted.items()}
         problems = []
         if twice := sorted(name for name, count in Counter(names).items() if count > 1):

@@ -57,16 +57,24 @@ _NAMES: Final[dict[type[events.Event], tuple[str, Level]]] = {
 }
 
 
+_FAILED: Final[Level] = "warning"
+"""Of an event that says of itself that it is not `ok`, whatever it is else."""
+
+
 def log_events(bus: events.EventBus, level: Level = "info") -> None:
     """Write the bus's events to the log, those at `level` or above."""
     log = structlog.get_logger("rollout")
     for kind, (name, at) in _NAMES.items():
-        if LEVELS.index(at) >= LEVELS.index(level):
-            bus.subscribe(kind, _writer(getattr(log, at), name))
+        at_failure = max(at, _FAILED, key=LEVELS.index) if any(field.name == "ok" for field in fields(kind)) else at
+        if LEVELS.index(at_failure) >= LEVELS.index(level):
+            written = LEVELS.index(at) >= LEVELS.index(level)
+            bus.subscribe(kind, _writer(getattr(log, at) if written else None, getattr(log, at_failure), name))
 
 
-def _writer(write: Any, name: str) -> Any:
+def _writer(write: Any, write_failure: Any, name: str) -> Any:
     def handle(event: Any) -> None:
-        write(name, **{field.name: getattr(event, field.name) for field in fields(event) if field.repr})
+        put = write if getattr(event, "ok", True) else write_failure
+        if put is not None:
+            put(name, **{field.name: getattr(event, field.name) for field in fields(event) if field.repr})
 
     return handle

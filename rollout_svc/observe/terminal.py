@@ -28,12 +28,16 @@ def show_status(status: dict[str, Any]) -> None:
         took = "  ".join(f"{phase} {seconds:.3f} s" for phase, seconds in phases.items())
         moved = f"  {weights['buckets']} buckets, {weights['bytes'] / 2**20:.1f} MiB" if weights["buckets"] else ""
         console.print(f"update: {took}{moved}{_under_way(weights)}", soft_wrap=True)
+    if failed := weights.get("error"):
+        console.print(f"[red]the update failed[/red]: {escape(failed)}", soft_wrap=True)
     workers = Table("worker", "url", "state", "in flight", "limit", "weights", "why", box=None, pad_edge=False)
     for worker in status["workers"]:
         style = _STYLE.get(worker["state"], "red")
         state = f"[{style}]{worker['state']}[/{style}]"
         if worker.get("frozen"):
             state += " [cyan]frozen[/cyan]"
+        if worker.get("asleep"):
+            state += " [cyan]asleep[/cyan]"
         numbers = (str(worker["in_flight"]), str(worker["limit"]), str(worker["weight_version"]))
         workers.add_row(worker["id"], worker["url"], state, *numbers, worker["reason"])
     console.print(workers)

@@ -299,6 +299,8 @@ class WeightsRecord(Record):
     """Of all that will come; null: nobody said."""
     seconds: Seconds
     """Since it began, or all that it took."""
+    error: str
+    """Whom the last one did not reach, and why; empty: it reached all, or is under way."""
 
 
 class Status(Record):

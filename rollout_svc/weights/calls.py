@@ -4,7 +4,7 @@ Invariants:
 
 - One update at a time; a caller that leaves ends its own wait, and the update goes on.
 - What can be known to be wrong is refused before anything is stopped: a version that is not newer than the fleet's,
-  files that are not whole, or of other tensors than the weights before them.
+  files that are not whole, or of other tensors than the weights before them, a way that engines in traffic cannot take.
 - Weights that engines gave up are back before any are loaded; their caches, when the stage goes on.
 - An update that made the pause around it ends that pause, unless somebody else asked for one meanwhile.
 """
@@ -133,6 +133,7 @@ class WeightCalls:
             _refuse_unpaused(pause)
         checked = await self._refuse_unsound(source)
         self._check()
+        self._updater.refuse_unable(source)
         was_running = pauses.state == "running"
         asked = pauses.asked + 1
         if not source.moves:

@@ -35,6 +35,7 @@ class Phases:
         buckets: how many every engine has.
         bytes: of those.
         total_bytes: of all that will come; None: nobody said.
+        error: whom it did not reach, and why; empty: it is under way, or reached all.
         on_change: called when any of these is another.
     """
 
@@ -43,6 +44,7 @@ class Phases:
         self.buckets = 0
         self.bytes = 0
         self.total_bytes: int | None = None
+        self.error = ""
         self.on_change: Callable[[], None] = lambda: None
         self._clock = clock
         self._began: float | None = None
@@ -116,4 +118,5 @@ class Phases:
             "bytes": self.bytes,
             "total_bytes": self.total_bytes,
             "seconds": round(self.elapsed_s, _DIGITS),
+            "error": self.error,
         }

@@ -26,18 +26,17 @@ _EVERY_S: Final = 0.5
 def telling(bus: EventBus, version: int, kind: str, phases: Phases) -> Iterator[None]:
     """Tell of an update that begins and ends with the body."""
     progress = _Progress(bus, version, kind, phases)
-    error = ""
     try:
         with phases.under_way():
             phases.on_change = progress.changed
             yield
     except BaseException as raised:
-        error = str(raised) or type(raised).__name__
+        phases.error = str(raised) or type(raised).__name__
         raise
     finally:
         progress.end()
         told = (phases.elapsed_s, phases.seconds, phases.buckets, phases.bytes)
-        bus.emit(WeightUpdateEnded(version, kind, not error, *told, error))
+        bus.emit(WeightUpdateEnded(version, kind, not phases.error, *told, phases.error))
 
 
 class _Progress:

@@ -145,11 +145,13 @@ class WeightPublisher:
 
         Raises:
             ServiceError: what `update_weights` raises; the engines have the weights they had.
+            TypeError: these are no tensors by name; nothing was stopped.
             RuntimeError: this publisher is at it already.
             ValueError: a mapping lacks what is to be there; nobody was asked for anything.
         """
         if self._publishing is not None:
             raise RuntimeError("this publisher has an update under way")
+        _refuse_other(tensors)
         known = self._known if check_names and self._sender.way not in _LOOKING else None
         if isinstance(tensors, Mapping):
             looking = Inventory(known)
@@ -159,19 +161,21 @@ class WeightPublisher:
         publishing = _Publishing(self._sender, tensors, self._bucket_bytes, inventory, check_finite=check_finite)
         publishing.bar = make_bar(f"weights {version}", publishing.total_bytes, wanted=progress)
         self._publishing = publishing
+        taken = False
         try:
             await self._open()
             source: dict[str, Any] = {"kind": self._sender.way, "publisher": self._url, "token": publishing.token}
             if probe is not None:
                 source["probe"] = probe.as_json()
             record = await self._client.update_weights(version, source, pause=pause, force=force)
+            taken = all(one.get("ok") or "skipped" in one for one in record.get("workers", {}).values())
             if inventory.whole:
                 self._known = inventory.sent
             return record
         finally:
             self.transfer_s = publishing.transfer_s
             try:
-                await publishing.close()
+                await publishing.close(whole=taken)
             finally:
                 self._publishing = None
 
@@ -303,6 +307,8 @@ class _Publishing:
 
     async def close(self, *, whole: bool = False) -> None:
         """Wait for what is being written, and end it; idempotent."""
+        if not whole and self._working.locked():
+            await off_loop(self._sender.break_off)  # else an engine that hangs would hold the trainer up
         async with self._working:
             self._buckets, self._refusal = iter(()), _OVER
             await off_loop(partial(self._sender.close, whole=whole))
@@ -341,6 +347,22 @@ def _engines(said: Any) -> list[Engine]:
         ]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"engines: expected id, dialect and ranks of each, not {said!r:.200}") from error
+
+
+def _refuse_other(tensors: object) -> None:
+    """Raise TypeError for what can be seen to be no tensors by name."""
+    import torch  # noqa: PLC0415 - the trainer has it
+
+    if not isinstance(tensors, Mapping):
+        if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
+            raise TypeError(f"expected tensors by name, or pairs of them, not {type(tensors).__name__}")
+        return
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise TypeError(f"expected names that are strings, not {name!r:.100}")
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            found = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise TypeError(f"expected dense tensors; {name!r} is {found}")
 
 
 def _manifest(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:

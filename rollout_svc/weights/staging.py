@@ -304,7 +304,8 @@ class Staging:
             await self._transport.control(publisher, call, _END_S)
 
         async def tell_engines(worker: Worker) -> None:
-            await self._visit(worker, staged, lambda one, ask: one.update.abandon(ask), _END_S)
+            async with asyncio.timeout(_END_S):  # for all that there is to say, to an engine that answers none of it
+                await self._visit(worker, staged, lambda one, ask: one.update.abandon(ask), _END_S)
 
         left = [worker for worker in workers if not staged.whole or worker.worker_id in staged.failed]
         telling = [tell_publisher(), *(tell_engines(worker) for worker in left)]

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EngineDoubted, EventBus, WeightsUpdated
@@ -42,6 +42,8 @@ __all__ = ["OnFailure", "WeightUpdater"]
 
 OnFailure = Literal["stop", "rollback", "quarantine"]
 Results = dict[str, dict[str, Any]]
+_REASONS: Final = 3  # that the message of a failure tells
+_CHARS: Final = 300  # of each
 
 
 class WeightUpdater:
@@ -73,6 +75,20 @@ class WeightUpdater:
         self._fleet = fleet
         self._pool = pool
         self._bus = bus
+
+    def refuse_unable(self, source: Source) -> None:
+        """Raise NotNow where workers in traffic cannot take weights this way, and the update would fail for it."""
+        way = source.kind
+        active = [worker for worker in self._pool.workers.values() if worker.state is WorkerState.ACTIVE]
+        unable = [worker for worker in active if source.moves and way not in worker.capabilities]
+        if not unable or (self._on_failure == "quarantine" and len(unable) < len(active)):
+            return
+        results: Results = {}
+        for worker in unable:
+            error = f"cannot: {worker.dialect.name} takes no weights by {way} here"
+            results[worker.worker_id] = {"ok": False, "version": worker.version, "error": error}
+        record = {"version": self._fleet.version, "workers": results}
+        raise NotNow("update_failed", f"nothing was stopped: {_why(results, results)}", detail=record)
 
     def telling(self, version: int, source: Source, phases: Phases) -> AbstractContextManager[None]:
         """Tell how far an update is, and how it ended; the body is all of it, the pause around it too."""
@@ -134,10 +150,13 @@ class WeightUpdater:
         self._bus.emit(WeightsUpdated(version, source.kind, seconds, bool(updated) and not odd, names, phases.seconds))
         record = {"version": self._fleet.version, "workers": results}
         if not updated and not odd:
-            raise NotNow("update_failed", "no worker is left to update", detail=record)
-        if odd and not (updated and self._on_failure == "quarantine"):
-            message = f"version {version} did not reach {', '.join(names)}; the fleet is at {self._fleet.version}"
-            raise NotNow("update_failed", message, detail=record)
+            why = _why(results, results) or "there is none"
+            raise NotNow("update_failed", f"no worker is left to update: {why}", detail=record)
+        if odd:
+            fleet = f"the fleet is at {self._fleet.version}"
+            phases.error = f"version {version} did not reach {', '.join(names)}; {fleet}: {_why(names, results)}"
+            if not (updated and self._on_failure == "quarantine"):
+                raise NotNow("update_failed", phases.error, detail=record)
         return record
 
     async def _hand(
@@ -361,6 +380,16 @@ def _loading(workers: Iterable[Worker]) -> Iterator[None]:
     finally:
         for worker in held:
             worker.loading = False
+
+
+def _why(names: Iterable[str], results: Results) -> str:
+    """What was wrong at those, each reason once; the whole of it is in the results."""
+    said = {name: str(results[name].get("error") or results[name].get("skipped") or "") for name in names}
+    told = []
+    for words in list(dict.fromkeys(said.values()))[:_REASONS]:
+        shown = words if len(words) <= _CHARS else f"{words[: _CHARS - 1]}…"
+        told.append(f"{', '.join(name for name, other in said.items() if other == words)}: {shown}")
+    return "; ".join(told)
 
 
 def _still(worker: Worker) -> bool:

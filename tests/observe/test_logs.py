@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from rollout_svc.events import EventBus, WeightUpdateEnded
+from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import LIBRARIES, Level, configure_logs
 
 
@@ -138,3 +140,16 @@ def test_loggers_outlive_a_replaced_stderr(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "stderr", replaced)
     log.info("after")
     assert json.loads(replaced.getvalue())["event"] == "after"
+
+
+@pytest.mark.parametrize(("level", "told"), [("info", ["info", "warning"]), ("warning", ["warning"]), ("error", [])])
+def test_an_update_that_failed_is_a_warning(capsys: pytest.CaptureFixture[str], level: Level, told: list[str]) -> None:
+    """Who looks at warnings alone hears that the engines have not got what the trainer gave them, and why."""
+    configure_logs(level=level)
+    bus = EventBus()
+    log_events(bus, level)
+    bus.emit(WeightUpdateEnded(7, "disk", True, 1.0, {}, 0, 0, ""))
+    bus.emit(WeightUpdateEnded(8, "disk", False, 1.0, {}, 0, 0, "w1: no room"))
+    written = lines(capsys)
+    assert [line["level"] for line in written] == told
+    assert all(line["error"] == "w1: no room" for line in written if line["level"] == "warning")

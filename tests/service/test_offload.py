@@ -10,6 +10,7 @@ import pytest
 
 from rollout_svc.errors import BadRequest, Conflict, NotNow
 from rollout_svc.events import WorkerWoken
+from rollout_svc.observe.terminal import show_status
 from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_lmdeploy import FakeLMDeploy
 from tests.support.fake_lmdeploy import Reply as LMDeployReply
@@ -48,7 +49,7 @@ def calls(engine: Any, *paths: str) -> list[str]:
     return [path for _, path in engine.hits if path in paths]
 
 
-async def test_idle_engines_sleep_until_the_resume() -> None:
+async def test_idle_engines_sleep_until_the_resume(capsys: pytest.CaptureFixture[str]) -> None:
     """The report and status name what each engine gave up; the resume takes it back before the gate opens."""
     async with sglang() as engine, stage(engine, pushed=1) as made:
         await engine.wait_running(1)
@@ -56,6 +57,8 @@ async def test_idle_engines_sleep_until_the_resume() -> None:
         assert (report.clean, report.offloaded, report.not_offloaded) == (True, {"w0": list(BOTH)}, {})
         assert report.as_json()["offloaded"] == {"w0": ["weights", "kv_cache"]}
         assert (asleep(made), engine.released) == ([list(BOTH)], set(BOTH))
+        show_status(made.service.status())
+        assert "asleep" in capsys.readouterr().out
         assert await made.pause(offload=BOTH) == report  # asked again, nothing is given up twice
         await made.resume()
         assert (asleep(made), engine.released, engine.memory_deaths) == ([[]], set(), 0)

@@ -123,6 +123,19 @@ async def test_what_an_engine_refuses_is_received_by_all_and_changes_none(stream
         assert groups(one) == groups(other) == kept, "nothing was sent in between: it is as good as it was"
 
 
+async def test_the_group_of_an_update_that_nobody_took_is_not_used_again() -> None:
+    """P24: all that was streamed arrived, and is not the whole model: refused at the end, and the next update works."""
+    good = small_model(seed=1).state_dict()
+    lacking = {name: tensor for name, tensor in good.items() if name != "norm.bias"}
+    async with served(is_open=True) as one, served(is_open=True) as other, trained(one, other) as (_, publisher):
+        with pytest.raises(NotNow) as raised:
+            await publisher.publish(iter(lacking.items()), 1, pause={})
+        assert "missing norm.bias" in str(raised.value.detail)
+        assert (await publisher.publish(good, 1))["version"] == 1
+        assert same(weights(one), good)
+        assert same(weights(other), good)
+
+
 async def test_an_engine_that_lost_its_group_is_in_the_next_one() -> None:
     """P24: another process at the same address, unnoticed: one update fails, with all as they were, the next works."""
     async with (

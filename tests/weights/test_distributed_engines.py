@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from rollout_svc.errors import NotNow
+from rollout_svc.weights import staging
 from rollout_svc.weights.publisher import WeightPublisher
 from rollout_svc.weights.senders.distributed import DistributedSender
 from tests.support.fake_lmdeploy import FakeLMDeploy
-from tests.support.fake_sglang import FakeSGLang
+from tests.support.fake_sglang import FakeSGLang, Hang
 from tests.support.fake_vllm import FakeVLLM
 from tests.support.group_member import GroupMember
 from tests.support.stage import stage
@@ -121,6 +122,21 @@ async def test_one_that_does_not_join_holds_up_nobody_for_long() -> None:
                 assert same(other.member.weights[0], tensors(2))
 
 
+async def test_one_that_answers_nothing_any_more_is_taken_leave_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P24: everybody waits for the end of an update: the bound is on all that is said there, not on each word."""
+    monkeypatch.setattr(staging, "_END_S", 0.3)
+    said = ("/end_weight_update", "/destroy_weights_update_group")
+    async with FakeSGLang() as one:
+        for path in ("/update_weights_from_distributed", *said):
+            one.script(path, Hang(), times=None)
+        async with stage(one, weights={"update_timeout_s": 0.5}) as made:
+            sender = DistributedSender(512, timeout_s=0.5)
+            async with WeightPublisher(made.service, way=sender, bucket_bytes=512) as publisher:
+                with pytest.raises(NotNow):
+                    await publisher.publish(tensors(1), 1, pause={})
+        assert [path for _, path in one.hits if path in said] == ["/end_weight_update"]
+
+
 async def test_an_older_sglang_has_no_sessions() -> None:
     """Before 2026-06 it knows no `/begin_weight_update`: it is loaded without."""
     async with FakeSGLang() as sglang:
@@ -143,6 +159,8 @@ async def test_one_that_cannot_is_refused_by_name(told: dict[str, object]) -> No
             with pytest.raises(NotNow, match="w0") as raised:
                 await publisher.publish(tensors(1), 1, pause={})
             assert "takes no weights by distributed" in str(raised.value.detail)
+            assert "takes no weights by distributed" in str(raised.value), "and in what a traceback shows"
+            assert made.service.state == "running", "known before anything is stopped"
 
 
 async def test_sglang_says_that_its_weights_are_of_no_version() -> None:

@@ -47,7 +47,7 @@ async def test_an_update_tells_its_phases(capsys: pytest.CaptureFixture[str]) ->
     nbytes = sum(tensor.nbytes for tensor in wanted.values())
     idle = {"version": 0, "state": "idle", "phase": None, "phases_s": {}, "buckets": 0, "bytes": 0}
     async with served(is_open=True) as engine, stage(str(engine.session._base_url)) as made:
-        assert made.service.status()["weights"] == idle | {"total_bytes": None, "seconds": 0.0}
+        assert made.service.status()["weights"] == idle | {"total_bytes": None, "seconds": 0.0, "error": ""}
         async with WeightPublisher(made.service, bucket_bytes=2**16) as publisher:
             await publisher.publish(wanted, 1, pause={})
         weights = made.service.status()["weights"]

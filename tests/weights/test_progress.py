@@ -71,8 +71,8 @@ async def test_status_tells_how_far_it_is(tmp_path: Path, capsys: pytest.Capture
         assert list(made.of(WeightUpdateEnded)[-1].phases) == ["pause", "load", "resume"]
 
 
-async def test_an_update_that_fails_has_an_end_too(tmp_path: Path) -> None:
-    """Its error is told once; what was refused before anything was stopped never began."""
+async def test_an_update_that_fails_has_an_end_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its error is told once, and kept in the status until the next; what was refused at once never began."""
     async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
         source: dict[str, Any] = {"kind": "disk", "path": str(tmp_path)}
         with pytest.raises(Conflict):
@@ -86,6 +86,12 @@ async def test_an_update_that_fails_has_an_end_too(tmp_path: Path) -> None:
         [ended] = made.of(WeightUpdateEnded)
         assert (ended.ok, ended.error) == (False, str(failed.value))
         assert list(ended.phases) == ["pause", "load"]
+        assert made.service.status()["weights"]["error"] == str(failed.value)
+        show_status(made.service.status())
+        assert f"the update failed: {failed.value}" in capsys.readouterr().out
+        engine.fail_update = False
+        await made.service.update_weights(1, source)
+        assert made.service.status()["weights"]["error"] == ""
 
 
 def test_a_terminal_shows_a_bar() -> None:

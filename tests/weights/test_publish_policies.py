@@ -13,6 +13,7 @@ import torch
 from rollout_svc.config import WorkerConfig
 from rollout_svc.embedded.model import WeightsError
 from rollout_svc.errors import Conflict, NotNow
+from rollout_svc.events import WeightUpdateEnded
 from rollout_svc.weights.publisher import WeightPublisher
 from rollout_svc.workers.worker import WorkerState
 from tests.embedded.helpers import Served, served, small_model
@@ -86,6 +87,11 @@ async def test_one_that_fails_at_the_end(policy: str, monkeypatch: pytest.Monkey
                 with pytest.raises(NotNow) as raised:
                     await publisher.publish(SECOND, 2, pause={})
                 record = raised.value.detail
+                assert "it has no room" in str(raised.value), "said where a trainer's traceback shows it"
+            ended = made.of(WeightUpdateEnded)[-1]
+            assert not ended.ok, "it did not reach all, also where the others go on"
+            assert "did not reach w1" in ended.error
+            assert "it has no room" in ended.error
             assert "it has no room" in record["workers"]["w1"]["error"]
             version = 1 if policy == "rollback" else 2
             assert (record["version"], made.service.status()["weight_version"]) == (version, version)

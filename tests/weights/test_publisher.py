@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 from rollout_svc.embedded import receiving
+from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.tensors.shared import own_prefix
 from rollout_svc.weights.publisher import WeightPublisher
+from rollout_svc.weights.senders.protocol import Bodies, Engine, Named
 
 PATIENCE_S = 10.0
 ENGINES = [{"id": "w0", "dialect": "sglang", "ranks": 1}]
@@ -252,3 +255,72 @@ def test_buckets_of_no_bytes_are_refused_before_anything_is_stopped(bucket_bytes
     """P35: at the making, and not in the middle of a pause."""
     with pytest.raises(ValueError, match="expected buckets of at least 1 byte"):
         WeightPublisher(Nobody(), bucket_bytes=bucket_bytes)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, "not NoneType"),
+        (torch.zeros(2), "not Tensor"),
+        ({1: torch.zeros(2)}, "not 1"),
+        ({"a": 1}, "'a' is int"),
+        ({"a": torch.zeros(2, 2).to_sparse()}, "'a' is torch.sparse_coo"),
+    ],
+)
+async def test_what_is_no_tensors_is_refused_before_anything_is_stopped(given: Any, told: str) -> None:
+    """P35: the trainer's own slip is its own error, with the name, and the stage runs on."""
+    async with WeightPublisher(Nobody()) as publisher:
+        with pytest.raises(TypeError, match=re.escape(told)):
+            await publisher.publish(given, 1, pause={})
+
+
+class Stuck:
+    """A sender whose second bucket waits for engines that do not come, until it is broken off."""
+
+    way: Way = "distributed"
+    allocated = 0
+    one_dtype = True
+
+    def __init__(self) -> None:
+        self.stuck, self.broken_off = threading.Event(), threading.Event()
+        self._written = 0
+
+    def open(self, engines: Sequence[Engine]) -> Bodies:
+        return {engine.engine_id: {} for engine in engines}
+
+    def write(self, tensors: Sequence[Named]) -> Bodies:
+        self._written += 1
+        if self._written > 1:
+            self.stuck.set()
+            assert self.broken_off.wait(PATIENCE_S)
+            raise OSError("broken off")
+        return {"w0": {}}
+
+    def close(self, *, whole: bool) -> None:
+        """Nothing is under way."""
+
+    def break_off(self) -> None:
+        self.broken_off.set()
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+async def test_what_waits_for_engines_that_do_not_come_is_broken_off_with_the_update() -> None:
+    """P24: the service has given up: the trainer is not held up for as long as its sender may wait."""
+    sender = Stuck()
+
+    async def give_up(ask: Asking) -> None:
+        await ask("/begin", engines=ENGINES)
+        await ask("/next", bucket=0)
+        following = asyncio.create_task(ask("/next", bucket=1))
+        await asyncio.to_thread(sender.stuck.wait, PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert (await ask("/end", whole=False))[0] == 200
+        assert (await following)[0] == 400
+
+    async with aiohttp.ClientSession() as session:
+        service = Service(session)
+        async with WeightPublisher(service, way=sender, bucket_bytes=16) as publisher:
+            await service.told.put(give_up)
+            await publisher.publish(tensors(), 1)

@@ -140,6 +140,9 @@ class CudaIpcSender:
             self._drop_round()
         self._engines, self._given_out = (), None
 
+    def break_off(self) -> None:
+        """Nothing here waits for anybody."""
+
     def release(self) -> None:
         """Give up the buffers."""
         self._drop_round()

@@ -80,7 +80,8 @@ class DistributedSender:
 
     def open(self, engines: Sequence[Engine]) -> Bodies:
         """Take the groups that fit these engines, and tell each which of its old ones is no more."""
-        self.close(whole=False)
+        if self._open:
+            self.close(whole=False)
         kinds = {kind: tuple(e for e in engines if e.dialect == kind) for kind in sorted({e.dialect for e in engines})}
         for kind, party in list(self._parties.items()):
             if party.engines != kinds.get(kind) or not party.usable:
@@ -128,20 +129,28 @@ class DistributedSender:
     def close(self, *, whole: bool) -> None:
         """The update is over; one that was not whole takes the groups along. Idempotent.
 
+        It may be said to be whole first, and not to be later: an engine that had all of it, and did not take it, has
+        left its group.
+
         Raises:
             OSError: the last bucket did not reach everybody.
         """
-        if not self._open:
-            return
-        self._open = False
-        if whole:
+        is_open, self._open = self._open, False
+        if not whole:
+            if self._wrote:
+                self._forget()
+        elif is_open:
             try:
                 self._settle()
             except OSError:
                 self._forget()
                 raise
-        elif self._wrote:
-            self._forget()
+
+    def break_off(self) -> None:
+        """Close every group that is sent to: whoever waits in one hears of it, here and there."""
+        if self._wrote:
+            for party in list(self._parties.values()):
+                party.close()
 
     def release(self) -> None:
         """Leave all groups, and give up the buffer."""

@@ -4,7 +4,7 @@ Invariants:
 
 - One update at a time: `open`, then `write` for each bucket, then `close`, whatever happened.
 - `write` is called only once every engine has loaded what was written before: memory may be written over.
-- All methods block and are called in a thread, one at a time.
+- All methods block and are called in a thread, one at a time; but for `break_off`, which comes between.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Sender(Protocol):
         """Have a bucket ready; what each engine is told of it."""
 
     def close(self, *, whole: bool) -> None:
-        """The update is over; `whole`: every engine has all of it. Idempotent."""
+        """The update is over; `whole`: every engine has all of it. Idempotent; whole may turn out not to be."""
+
+    def break_off(self) -> None:
+        """Have what blocks in `write` end soon, with an error; called from another thread, at any time; idempotent."""
 
     def release(self) -> None:
         """Give up what is kept from one update to the next; idempotent."""

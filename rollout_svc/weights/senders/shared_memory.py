@@ -111,6 +111,9 @@ class SharedMemorySender:
         """Nothing is to be told to anybody."""
         self._engines, self._written, self._bucket = (), None, None
 
+    def break_off(self) -> None:
+        """Nothing here waits for anybody."""
+
     def release(self) -> None:
         """Give up the buffer."""
         self._bucket = None
