@@ -21,7 +21,7 @@ def test_the_object_store_is_read(ray_cluster: str) -> None:
     assert asked.trouble == ""
     assert before["ray_spilled"] == 0
     reference = ray.put(np.ones(20 * MB, dtype=np.uint8))
-    assert asked.read()["ray_store"] - before["ray_store"] >= 20 * MB
+    assert asked.read()["ray_store"] >= 20 * MB  # what others put before may have gone meanwhile
     more = [ray.put(np.ones(60 * MB, dtype=np.uint8)) for _ in range(6)]  # the store has 256 MB
     assert asked.read()["ray_spilled"] >= 60 * MB
     assert more

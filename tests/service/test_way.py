@@ -39,7 +39,7 @@ ACCOUNTS = {
     *("admitted", "queued", "in_flight", "aborted", "ready", "leased", "consumed", "filtered", "expired", "failed"),
 }
 BEYOND_SAMPLE = {"reward_parts"}
-BEYOND_STATUS = {"producer", "weights", "evaluations", "trajectories", "tensors", "memory"}
+BEYOND_STATUS = {"producer", "weights", "evaluations", "trajectories", "tensors", "memory", "judges", "sessions"}
 BEYOND_WORKER = {
     *("tokens_in_flight", "incarnation", "frozen", "reason", "weight_version", "engine_version", "model"),
     *("process", "engines", "asleep"),
