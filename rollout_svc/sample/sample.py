@@ -37,6 +37,7 @@ class Sample(SampleReading):
     """One answer of a group; see the module's invariants."""
 
     __slots__ = (
+        "_earlier_spans",
         "_leased",
         "_ledger",
         "_length",
@@ -107,6 +108,7 @@ class Sample(SampleReading):
         self._leased = False
         self._length = 0
         self._spans: tuple[VersionSpan, ...] = ()
+        self._earlier_spans: tuple[tuple[VersionSpan, ...], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Sample {self.sample_id} {self.status} attempt={self.attempt} tokens={self.response_length}>"
@@ -288,6 +290,7 @@ class Sample(SampleReading):
         except TypeError as error:
             raise SampleFailure("not_json", f"{self.sample_id}: {error}") from error
         self._length, self._spans = self.response_length, self.weight_versions
+        self._earlier_spans = self.earlier_versions
         self.reward = value
         self.reward_parts = parts
         self.transition(attempt, SampleStatus.COMPLETED)
@@ -304,10 +307,10 @@ class Sample(SampleReading):
             "engine_finish_reason": self.engine_finish_reason,
             "reward": reward,
             "reward_parts": parts,
-            **self.tokens(),
+            **self.tokens(),  # before what is anybody's own, in which the names of these lists may be
+            **({"earlier_segments": self.earlier} if self.earlier else {}),
             "response": self.response,
             "meta": self.meta,
-            **({"earlier_segments": self.earlier} if self.earlier else {}),
         }
 
     def set_leased(self, *, leased: bool) -> None:
@@ -342,6 +345,7 @@ class Sample(SampleReading):
             packed=self.packed,
             length=self._length,
             spans=self._spans,
+            earlier_spans=self._earlier_spans,
             meta=self.meta,
             experts=self.experts.read() if experts and self.experts is not None else None,
             prompt_ids=self.prompt_ids if self.asked_ids is not None else None,
@@ -369,7 +373,7 @@ class Sample(SampleReading):
         self.engine_finish_reason = state.engine_finish_reason
         self.segments, self.packed = list(state.segments), state.packed
         self.reward, self.reward_parts = state.reward, dict(state.reward_parts or {})
-        self._length, self._spans = state.length, state.spans
+        self._length, self._spans, self._earlier_spans = state.length, state.spans, state.earlier_spans
         self.experts = experts
         if state.prompt_ids is not None:
             self.asked_ids, self.prompt_ids = self.prompt_ids, state.prompt_ids
@@ -382,6 +386,7 @@ class Sample(SampleReading):
         if for_good:
             self._length = self._length if self.packed is not None else sum(len(part.ids) for part in self.segments)
             self._spans = ()
+            self._earlier_spans = ()
             self.asked_ids = []
             self.meta = {}
         self._release_experts(f"{self.status} ({self.reason})")
