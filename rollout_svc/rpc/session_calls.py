@@ -156,7 +156,7 @@ async def _turn(
                 await response.write(b": the model is at it\n\n")
     finally:
         if not turn.done():
-            await sessions.leave(session, turn)
+            await sessions.leave(turn)
     try:
         answer = sessions.outcome(turn)
     except Exception as error:

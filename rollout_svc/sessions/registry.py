@@ -254,10 +254,9 @@ class Sessions:
         return answer
 
     @staticmethod
-    async def leave(session: Session, turn: asyncio.Task[Answer]) -> None:
-        """Give up a turn that nobody waits for; one that is whole already is read to its end, which takes no time."""
-        if session.telling is not turn:
-            turn.cancel()
+    async def leave(turn: asyncio.Task[Answer]) -> None:
+        """Give up a turn that nobody waits for."""
+        turn.cancel()
         await asyncio.wait({turn}, timeout=CLEANUP_S)
 
     @staticmethod

@@ -43,7 +43,6 @@ class Session:
         elsewhere: its agent lives elsewhere.
         offered: it waits for such a one.
         last_used: loop time.
-        telling: the task of a turn that is whole, and is about to be told.
         speaking: turns that the engine works on: those still to come may yet be refused.
         quiet_s: seconds, pauses left out, since anybody asked for anything.
         taken_s: seconds, pauses left out, since its agent began.
@@ -83,7 +82,6 @@ class Session:
         self.elsewhere = False
         self.offered = False
         self.last_used = asyncio.get_running_loop().time()
-        self.telling: asyncio.Task[object] | None = None
         self.speaking = 0
         self.quiet_s = 0.0
         self.taken_s = 0.0
@@ -148,9 +146,13 @@ class Session:
                 raise
             finally:
                 self.speaking -= 1
-            self.telling = asyncio.current_task()
             made = turn.ids
-            said = read_said(await self._context.words.text(made), self.turns, self._form)
+            try:
+                said = read_said(await self._context.words.text(made), self.turns, self._form)
+            except BaseException:
+                if not self._context.over:
+                    self._context.take_back()
+                raise
             self._branches.spoke(asked.messages, added, said.as_message(), made, found)
             self.turns += 1
             self._used()
@@ -166,9 +168,9 @@ class Session:
         """Have the sample end where the model is to speak; what was known of it, and the ids that were added."""
         found = self._branches.match(asked.messages, asked.tools)
         added = await self._added(asked, found)
-        # A turn that was whole, and whose client left before it was read, is in the sample and in nobody's words.
-        untold = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
-        if found.current and not untold:
+        # Where another conversation was begun, and its first turn dropped, the sample is not what was said last.
+        dropped = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
+        if found.current and not dropped:
             self._context.append(added)
         elif (prefix := found.ids + added) != self.sample.prefix_ids():
             self._context.begin_again(prefix, self._reason(found, asked))
