@@ -230,9 +230,7 @@ class Sessions:
         Raises:
             Gone: the session has had all its turns, and is over.
         """
-        if session.max_turns is not None and session.turns >= session.max_turns:
-            session.end()
-            raise Gone(f"this session is over: it had its {session.max_turns} turns")
+        session.check_turns()
         turn: asyncio.Task[Answer] = self._tasks.spawn(
             f"turn:{session.session_id}", self._turn(session, asked), handled=True
         )

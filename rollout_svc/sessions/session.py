@@ -16,7 +16,7 @@ from typing import Final
 
 from rollout_svc.agent.context import AgentContext
 from rollout_svc.config import SamplingConfig
-from rollout_svc.errors import NotNow, RolloutError, SampleFailure
+from rollout_svc.errors import Gone, NotNow, RolloutError, SampleFailure
 from rollout_svc.gate import Lane
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
@@ -43,7 +43,7 @@ class Session:
         elsewhere: its agent lives elsewhere.
         offered: it waits for such a one.
         last_used: loop time.
-        speaking: turns that the engine works on: those still to come may yet be refused.
+        speaking: the task of the turn that the engine works on: those still to come may yet be refused.
         quiet_s: seconds, pauses left out, since anybody asked for anything.
         taken_s: seconds, pauses left out, since its agent began.
     """
@@ -82,7 +82,7 @@ class Session:
         self.elsewhere = False
         self.offered = False
         self.last_used = asyncio.get_running_loop().time()
-        self.speaking = 0
+        self.speaking: asyncio.Task[object] | None = None
         self.quiet_s = 0.0
         self.taken_s = 0.0
         self.timeout_s = timeout_s
@@ -127,6 +127,7 @@ class Session:
 
         Raises:
             NotNow: `paused`: the gate did not open in time; ask again.
+            Gone: it has had all its turns, and is over.
             SampleFailure: the messages cannot become tokens, or the engine refused them.
             StaleAttempt: the sample was taken back meanwhile: this session is over.
         """
@@ -135,9 +136,10 @@ class Session:
         await self._wait_to_speak(until)  # each turn for itself: one behind another waits no longer
         async with self._speaking:
             await self._wait_to_speak(until)
+            self.check_turns()
             found, added = await self._prepare(asked)
             prompt_tokens = len(found.ids) + len(added)
-            self.speaking += 1
+            self.speaking = asyncio.current_task()
             try:
                 turn = await self._context.generate(None, self._sampling(asked))
             except BaseException:
@@ -145,7 +147,7 @@ class Session:
                     self._context.drop_turn()
                 raise
             finally:
-                self.speaking -= 1
+                self.speaking = None
             made = turn.ids
             try:
                 said = read_said(await self._context.words.text(made), self.turns, self._form)
@@ -159,6 +161,12 @@ class Session:
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
             return Answer(answer_id, said, end, prompt_tokens, len(made))
+
+    def check_turns(self) -> None:
+        """End it where it has had all its turns; raises Gone."""
+        if self.max_turns is not None and self.turns >= self.max_turns:
+            self.end()
+            raise Gone(f"this session is over: it had its {self.max_turns} turns")
 
     async def _wait_to_speak(self, until: float) -> None:
         if not await self._context.may_speak(max(0.0, until - asyncio.get_running_loop().time())):
