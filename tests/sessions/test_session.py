@@ -140,6 +140,27 @@ async def test_a_turn_waits_for_the_gate_and_is_refused_in_time() -> None:
 
 
 @virtual
+async def test_a_turn_that_waited_behind_another_waits_for_the_gate_too() -> None:
+    """P15: the lane closed meanwhile: nothing new starts, and it is refused when it has waited long enough."""
+    release = asyncio.Event()
+
+    async def held() -> Any:
+        await release.wait()
+        return words("yo")
+
+    table = Table(held, words("ok"), on_pause="park")
+    session = begin(table)
+    one, other = (asyncio.create_task(session.turn(Asked((said,)))) for said in (USER, MORE))
+    await soon(10)
+    table.gate.close(["train"], "wait")
+    release.set()
+    assert (await one).said.content == "yo"
+    with pytest.raises(NotNow, match="paused"):
+        await other
+    assert len(table.caller.asked) == 1
+
+
+@virtual
 async def test_a_client_may_ask_for_less() -> None:
     """Fewer tokens, more stops; the task's own settings are what is trained with."""
     table = Table(words("y", "length"), max_tokens=10, on_pause="park")
