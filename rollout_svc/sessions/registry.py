@@ -30,6 +30,7 @@ from rollout_svc.errors import (
     WorkerFailure,
 )
 from rollout_svc.gate import Gate
+from rollout_svc.judging import REPORTED
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.exchange import Answer, Asked
 from rollout_svc.sessions.session import Session
@@ -42,7 +43,6 @@ _REMEMBERED: Final = 4096  # sessions that are over: a late client comes within 
 _ID_BYTES: Final = 12
 _KEY_BYTES: Final = 32
 _RETRY_S: Final = 1.0
-_REPORTED: Final = "reported_reward"
 
 
 class Sessions:
@@ -101,7 +101,7 @@ class Sessions:
 
     def _begin(self, sample: Sample, context: AgentContext, timeout_s: float | None, max_turns: int | None) -> Session:
         context.drop_turn()
-        sample.meta = {key: value for key, value in sample.meta.items() if key != _REPORTED}
+        sample.meta = {key: value for key, value in sample.meta.items() if key != REPORTED}
         session = Session(
             secrets.token_hex(_ID_BYTES),
             secrets.token_urlsafe(_KEY_BYTES),

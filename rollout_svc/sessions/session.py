@@ -18,6 +18,7 @@ from rollout_svc.agent.context import AgentContext
 from rollout_svc.config import SamplingConfig
 from rollout_svc.errors import Gone, NotNow, RolloutError, SampleFailure
 from rollout_svc.gate import Lane
+from rollout_svc.judging import REPORTED
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.branches import Branches, Match
@@ -220,4 +221,4 @@ class Session:
             raise SampleFailure("session_over", f"{self.session_id} is over")
         self._used()
         self.reward = reward
-        self.sample.meta = {**self.sample.meta, "reported_reward": reward}
+        self.sample.meta = {**self.sample.meta, REPORTED: reward}
