@@ -16,7 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -33,6 +33,15 @@ __all__ = ["SETTLED_STATUSES", "ResumeAt", "Sample", "SampleStatus"]
 _S: Final = SampleStatus
 
 
+class _Left(NamedTuple):
+    """The conversation that was left for another one, until a turn of that is whole."""
+
+    turn: int
+    prompt_ids: list[int]
+    segments: list[Segment]
+    earlier: int
+
+
 class Sample(SampleReading):
     """One answer of a group; see the module's invariants."""
 
@@ -40,6 +49,7 @@ class Sample(SampleReading):
         "_earlier_spans",
         "_leased",
         "_ledger",
+        "_left",
         "_length",
         "_spans",
         "asked_ids",
@@ -106,6 +116,7 @@ class Sample(SampleReading):
         self.since = 0.0  # loop time at which its last task ended, for those who wonder what it waits for
         self._ledger = ledger
         self._leased = False
+        self._left: _Left | None = None
         self._length = 0
         self._spans: tuple[VersionSpan, ...] = ()
         self._earlier_spans: tuple[tuple[VersionSpan, ...], ...] = ()
@@ -232,6 +243,8 @@ class Sample(SampleReading):
             IllegalTransition: it does not generate.
         """
         self._check_generating(attempt)
+        if self._left is None or self._left.turn != self.turn:
+            self._left = _Left(self.turn, self.prompt_ids, self.segments, len(self.earlier))
         if any(segment.by_model for segment in self.segments):
             self.earlier.append(self.tokens() | {"reason": reason})
         if self.asked_ids is None:
@@ -242,12 +255,18 @@ class Sample(SampleReading):
     def drop_turn(self, attempt: int) -> None:
         """Forget what was added for the turn that is under way, the model's tokens and others: nobody was told of it.
 
+        Where another conversation began with that turn, the one before it is gone on with.
+
         Raises:
             StaleAttempt: the attempt was revoked.
             IllegalTransition: it does not generate.
         """
         self._check_generating(attempt)
-        made = self.turn_length
+        made, left = self.turn_length, self._left
+        if left is not None and left.turn == self.turn:
+            self.prompt_ids, self.segments, self._left = left.prompt_ids, left.segments, None
+            del self.earlier[left.earlier :]
+            self.asked_ids = None if self.prompt_ids is self.asked_ids else self.asked_ids
         self.segments = [segment for segment in self.segments if segment.turn != self.turn]
         if made:  # what was only appended has no rows of its own yet, and no finish
             self.engine_finish_reason = None
@@ -295,7 +314,7 @@ class Sample(SampleReading):
         self.reward_parts = parts
         self.transition(attempt, SampleStatus.COMPLETED)
         self.packed = packed
-        self.segments, self.earlier = [], []
+        self.segments, self.earlier, self._left = [], [], None
         self.response = None
 
     def _record(self, reward: float, parts: dict[str, float]) -> dict[str, Any]:
@@ -392,7 +411,7 @@ class Sample(SampleReading):
         self._release_experts(f"{self.status} ({self.reason})")
         self.generate_s = self.judge_s = None
         self.packed = None
-        self.segments, self.earlier = [], []
+        self.segments, self.earlier, self._left = [], [], None
         if self.asked_ids is not None:
             self.prompt_ids, self.asked_ids = self.asked_ids, None
         self.turn = 0

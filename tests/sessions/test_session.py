@@ -112,6 +112,22 @@ async def test_a_whole_turn_that_nobody_is_told_of_leaves_nothing() -> None:
 
 
 @virtual
+async def test_a_history_whose_turn_was_never_told_was_not_rewritten() -> None:
+    """P15: the sample is what was said last, for its judger too, and goes on from there in the same segment."""
+    refused = SampleFailure("rejected_by_engine", "no")
+    table = Table(words("yo"), refused, words("ok"), on_pause="park")
+    session = begin(table)
+    said = (await session.turn(Asked((USER,)))).said.as_message()
+    with pytest.raises(SampleFailure):
+        await session.turn(Asked((MORE,)))
+    sample = table.sample
+    assert (sample.prompt_ids, sample.response_ids, sample.earlier) == (ASKED, list(b"yo"), [])
+    await session.turn(Asked((USER, said, MORE)))
+    assert (sample.prompt_ids, sample.earlier) == (ASKED, [])
+    assert sample.response_ids == list(b"yo;<u>on;<a>ok")
+
+
+@virtual
 async def test_a_sample_ends_as_its_last_told_turn_did() -> None:
     """P2: a pause cuts a turn, its client leaves, and its agent ends: the sample is no aborted one."""
     table = Table(words("yo"), words("no", "abort"), on_pause="park")
