@@ -142,7 +142,7 @@ class Group:
         """Every weight version that made a token of a member; kept once the group is finished."""
         if self._versions is not None:
             return self._versions
-        return frozenset(span.version for sample in self.samples for span in sample.weight_versions)
+        return frozenset(span.version for sample in self.samples for span in sample.all_versions)
 
     @property
     def oldest(self) -> float:
@@ -161,7 +161,7 @@ class Group:
         Where tokens of this version are too old to count, all of some member's are.
         """
         newest = (
-            max((-inf if span.version is None else span.version for span in sample.weight_versions), default=inf)
+            max((-inf if span.version is None else span.version for span in sample.all_versions), default=inf)
             for sample in self.samples
         )
         return min(newest, default=inf)

@@ -5,10 +5,10 @@ Invariant: values; nothing here is changed once it is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["FinishReason", "Segment", "VersionSpan", "joined_spans"]
+__all__ = ["FinishReason", "Segment", "VersionSpan", "joined_spans", "spans_of"]
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
@@ -46,6 +46,14 @@ class Segment(NamedTuple):
     spans: tuple[VersionSpan, ...]
     by_model: bool = True
     turn: int = 0
+
+
+def spans_of(record: Mapping[str, Any]) -> tuple[VersionSpan, ...]:
+    """Weight versions as the record of a conversation tells them."""
+    return tuple(
+        VersionSpan(span["version"], span["start"], span["end"], span.get("confirmed", True))
+        for span in record["weight_versions"]
+    )
 
 
 def joined_spans(segments: Sequence[Segment]) -> tuple[VersionSpan, ...]:

@@ -272,6 +272,14 @@ async def test_a_judge_that_only_makes_noise_is_heard(
     assert capfd.readouterr().out == ""
 
 
+async def test_a_fork_of_a_judge_never_speaks_for_it(bench: Bench) -> None:
+    """One answer, not two, and no call is read by the copy: the same process goes on judging."""  # P21
+    before = await bench.judge(COUNTS)
+    assert await bench.judge(HOSTILE, how="forks") == Reward(1.0)
+    after = [await bench.judge(COUNTS) for _ in range(20)]
+    assert {reward.parts["pid"] for reward in after} == {before.parts["pid"]}
+
+
 @pytest.mark.parametrize("how", ["leaves_children_and_hangs", "leaves_children_and_dies"])
 async def test_what_a_judge_started_ends_with_it(bench: Bench, how: str, tmp_path: Path) -> None:
     """Its child, and a daemon in a session of its own that hears no signal, are gone when that is told."""  # P21

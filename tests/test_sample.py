@@ -326,3 +326,19 @@ def test_turn_ids_are_the_models_tokens_of_this_turn() -> None:
     sample.extend(attempt, segment([4], turn=1))
     assert sample.turn_ids() == [3, 4]
     assert sample.loss_mask == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("appended", [False, True])
+def test_a_sample_that_was_past_its_first_turn_is_made_again(*, appended: bool) -> None:
+    """Its loop begins again: what it made before, or was told, is not what it makes now."""  # P6
+    sample = make_sample(Ledger())
+    attempt = sample.hand_out()
+    sample.extend(attempt, segment([7]))
+    if appended:
+        sample.extend(attempt, segment([5], by_model=False))
+    else:
+        sample.turn = 1
+    sample.transition(attempt, S.ABORTED, resume_at="generate")
+    assert sample.restarts()
+    sample.hand_out()
+    assert (sample.status, sample.turn, sample.response_ids) == (S.GENERATING, 0, [])

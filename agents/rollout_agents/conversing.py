@@ -74,13 +74,13 @@ class Conversation:
         """
         own = self._ctx.prompt.content
         as_messages = messages if messages is not None else own if isinstance(own, list) else None
+        ids = self._ctx.prompt.input_ids  # those of its messages, where it has some
         if as_messages is None:
             self.messages = [{"role": "user", "content": own if isinstance(own, str) else ""}]
-            return
-        self.messages = list(as_messages)
-        if messages is None and not self._functions:
-            return  # the prompt's ids are those of its messages
-        ids = await self._ctx.words.first(self.messages, self._functions)
+        else:
+            self.messages = list(as_messages)
+            if messages is not None or self._functions:
+                ids = await self._ctx.words.first(self.messages, self._functions)
         if ids != self._sample.prompt_ids:
             self._ctx.drop_turn()  # what another run of the loop made after another beginning
             self._ctx.begin_again(ids, "another_beginning")

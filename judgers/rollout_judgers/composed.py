@@ -19,7 +19,7 @@ class Composed:
 
     Args:
         parts: by name, the settings of a judger as in a task, and `weight` (1). A part without `timeout_s` has that of
-            the whole, which has no other use for it.
+            the whole, which bounds what it does by itself as well.
 
     The first part that fails is the failure of the whole, under the part's name.
     """

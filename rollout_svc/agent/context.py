@@ -60,6 +60,7 @@ class AgentContext:
     __slots__ = (
         "_attempt",
         "_cuts",
+        "_ends",
         "_engines",
         "_on_parked",
         "_prefix",
@@ -105,6 +106,7 @@ class AgentContext:
         self.one_turn = one_turn
         self.turns = 0
         self._cuts = 0
+        self._ends: list[tuple[FinishReason | None, str | None]] = []  # of each whole turn, ours and its engine's
         self.calling = False
         self.since = 0.0  # loop time of the end of the last engine call
         self.cut: ResumeAt | None = None
@@ -148,6 +150,20 @@ class AgentContext:
         if self._sample.turn_length:
             self.experts = False  # the rows of what is dropped cannot be asked for again one by one
         self._sample.drop_turn(self._attempt)
+        ended = self._ends[-1] if self._ends else (None, None)
+        self._sample.finish_reason, self._sample.engine_finish_reason = ended
+
+    def take_back(self) -> None:
+        """Forget the last whole turn, of which nobody was told after all, and what was appended for it.
+
+        Raises:
+            StaleAttempt: this context is over.
+        """
+        self._sample.check(self._attempt)
+        self._ends.pop()
+        self._sample.turn -= 1
+        self.turns -= 1
+        self.drop_turn()
 
     def note(self, **meta: Any) -> None:
         """Write into the sample's `meta`; None takes a key out.
@@ -262,6 +278,7 @@ class AgentContext:
         sample.finish_reason = finish
         sample.turn += 1
         self.turns += 1
+        self._ends.append((finish, sample.engine_finish_reason))
         self._cuts = 0
         return Turn(own, finish)
 

@@ -246,8 +246,7 @@ def _begin_again(journal: sqlite3.Connection, step: int, snapshot: Path) -> int:
             sample = decode_sample(status, state, tokens)
         except Exception as error:
             raise NotASnapshotError(f"{snapshot} is damaged: {type(error).__name__}: {error}") from error
-        spans = sample.spans or [span for segment in sample.segments for span in segment.spans]
-        if any(span.version is not None and span.version > step for span in spans):
+        if any(span.version is not None and span.version > step for span in sample.all_versions()):
             later.append((number, group_id))
     routed = "DELETE FROM experts WHERE (group_id, member) = (SELECT group_id, member FROM samples WHERE number = ?)"
     for forget in (routed, "DELETE FROM samples WHERE number = ?"):

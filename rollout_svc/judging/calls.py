@@ -13,8 +13,8 @@ Invariants:
   answers later writes nothing.
 - A synchronous judger that is not instant runs in a process that can be killed, and is, at its timeout or at a pause.
 - A failure is a typed SampleFailure, never a number; where its desk says so, the judge is asked again first.
-- A judger that asks others is one judge: they end with it, and each keeps its own limits, timeout and process. It has
-  no clock of its own, so that its others' queueing is not counted against it.
+- A judger that asks others is one judge: they end with it, and each keeps its own limits, timeout and process. Its
+  timeout is for what it does by itself: their work and queueing are not counted against it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rollout_svc import blame
 from rollout_svc.errors import Interrupted, JudgeFailed, SampleFailure
 from rollout_svc.gate import Gate, Lane
 from rollout_svc.judging.desk import JudgeDesk
+from rollout_svc.judging.own_time import OwnTime
 from rollout_svc.judging.values import (
     JudgeCall,
     JudgedSample,
@@ -41,7 +42,7 @@ from rollout_svc.tasks import TaskOwner
 
 __all__ = ["Judging"]
 
-_LANE: Final[ContextVar[Lane]] = ContextVar("lane of the judge call under way")
+_WITHIN: Final[ContextVar[tuple[Lane, OwnTime]]] = ContextVar("lane and own time of the judge call that asks others")
 
 
 class Judging:
@@ -117,8 +118,10 @@ class Judging:
     async def _ask(self, whole: JudgeDesk, name: str, sample: JudgedSample) -> Reward:
         """Have a part judge, within a call of the whole: it is the same judge, so no gate is looked at again."""
         asked = asyncio.get_running_loop().time()
+        lane, own = _WITHIN.get()
         try:
-            [reward] = await self._repeat(whole.parts[name], _LANE.get(), [sample], asked, part=True)
+            with own.asking():
+                [reward] = await self._repeat(whole.parts[name], lane, [sample], asked, part=True)
         except SampleFailure as failure:
             raise SampleFailure(failure.reason, f"{name}: {failure.message}") from failure
         return reward
@@ -184,10 +187,14 @@ class Judging:
         payload: Any = list(samples) if desk.by_group else samples[0]
         outcome: asyncio.Future[list[Reward]] = loop.create_future()
         work: asyncio.Future[Any]
-        timer = None
-        if desk.is_async:
-            work = self._tasks.spawn(f"judge:{ids[0]}", _without_exit(desk.call(payload), lane), handled=True)
-            timer = None if desk.parts else loop.call_later(desk.timeout_s, _time_out, outcome, work, desk)
+        timer: asyncio.TimerHandle | OwnTime | None = None
+        if desk.parts:
+            timer = OwnTime(desk.timeout_s, lambda: _time_out(outcome, work, desk))
+            asking = _without_exit(_within(desk.call(payload), lane, timer))
+            work = self._tasks.spawn(f"judge:{ids[0]}", asking, handled=True)
+        elif desk.is_async:
+            work = self._tasks.spawn(f"judge:{ids[0]}", _without_exit(desk.call(payload)), handled=True)
+            timer = loop.call_later(desk.timeout_s, _time_out, outcome, work, desk)
         elif self._processes is None:
             raise SampleFailure("judge_error", f"{desk.name}: no process to run a synchronous judger in")
         else:
@@ -243,9 +250,14 @@ def _asked_at_once(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Rew
     return _rewards(verdict, desk, len(samples))
 
 
-async def _without_exit(work: Coroutine[Any, Any, Any], lane: Lane) -> Any:
+async def _within(work: Coroutine[Any, Any, Any], lane: Lane, own: OwnTime) -> Any:
+    """Run a judger that asks others."""
+    _WITHIN.set((lane, own))  # of this task, and of those that the judger makes
+    return await work
+
+
+async def _without_exit(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a judger; the loop would end the whole service for one that exits."""
-    _LANE.set(lane)  # of this task, and of those that the judger makes
     try:
         return await work
     except SystemExit as error:

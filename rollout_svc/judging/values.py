@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from rollout_svc.gate import Lane
 from rollout_svc.judging.desk import JudgeDesk
+from rollout_svc.judging.own_time import OwnTime
 from rollout_svc.plugins import PluginSpec
 from rollout_svc.segment import FinishReason
 
@@ -107,7 +108,7 @@ class JudgeCall:
     since: float
     outcome: asyncio.Future[list[Reward]]
     work: asyncio.Future[Any]
-    timer: asyncio.TimerHandle | None = None
+    timer: asyncio.TimerHandle | OwnTime | None = None
     asked: float = 0.0
     """When it was asked for; `since`: when it had its judger's place."""
 

@@ -17,7 +17,8 @@ Where a sample has routed experts there are `routed_experts` and `routed_experts
 (`rollout_svc.packing.experts`).
 
 The metadata of the body has one key, `head`: the record of the batch as JSON, with `groups` and `samples` for what is
-in no tensor.
+in no tensor. A sample that was several conversations has the last one as its row, and the others there, in
+`earlier_segments`, as the JSON batch has them.
 
 Invariants:
 
@@ -39,7 +40,7 @@ from rollout_svc.errors import IllegalTransition
 from rollout_svc.heavy import Heavy
 from rollout_svc.packing.experts import OFFSETS, gather
 from rollout_svc.packing.header import DTYPES, Listed, write_header
-from rollout_svc.producer.masking import stale_ranges
+from rollout_svc.producer.masking import stale_everywhere, stale_ranges, with_masked
 from rollout_svc.sample import Sample
 from rollout_svc.segment import VersionSpan
 
@@ -57,6 +58,9 @@ _WIDE: Final = (
 _NARROW: Final = (("attention_mask", "BOOL", True), ("loss_mask", "U8", True))
 """Name, dtype, and whether it is per token; large items first, so that each is aligned. Routed experts lie between."""
 
+_EARLIER: Final = b'"earlier_segments":'
+_AFTER: Final = b',"response":'  # what comes next in a record; no text can hold it, its quotes would be escaped
+
 Tensors = dict[str, "np.ndarray[Any, Any]"]
 
 
@@ -65,7 +69,7 @@ class Row(NamedTuple):
 
     Attributes:
         group: index of its group.
-        prompt_ids: the prompt, shared by its group.
+        prompt_ids: what its conversation begins with: the prompt, shared by its group, or its own.
         record: its encoded record.
         length: of the response, tokens.
         reward: its reward.
@@ -122,11 +126,20 @@ def head(batch: Batch) -> bytes:
             "reward_parts": sample.reward_parts,
             "prompt_length": len(sample.prompt_ids),
             "response_length": sample.response_length,
+            **_earlier(sample, batch.oldest),
         }
         for group in batch.groups
         for sample in group.samples
     ]
     return orjson.dumps(batch.head() | {"groups": groups, "samples": samples})
+
+
+def _earlier(sample: Sample, oldest: int | None) -> dict[str, orjson.Fragment]:
+    if sample.packed is None or not sample.earlier_versions:
+        return {}
+    record = with_masked(sample.packed, *stale_everywhere(sample, oldest))
+    start = record.index(_EARLIER) + len(_EARLIER)
+    return {"earlier_segments": orjson.Fragment(record[start : record.index(_AFTER, start)])}
 
 
 def pack(taken: Sequence[Row], told: bytes) -> list[memoryview]:
@@ -153,9 +166,9 @@ def pack(taken: Sequence[Row], told: bytes) -> list[memoryview]:
     tensors = _views(body[len(header) :], [*wide, *narrow])
     prompts: dict[int, np.ndarray[Any, Any]] = {}
     for index, row in enumerate(taken):
-        if row.group not in prompts:
-            prompts = {row.group: np.asarray(row.prompt_ids, dtype=np.int64)}
-        _write(tensors, index, row, prompts[row.group])
+        if id(row.prompt_ids) not in prompts:  # one conversation may begin otherwise than another of its group
+            prompts = {id(row.prompt_ids): np.asarray(row.prompt_ids, dtype=np.int64)}
+        _write(tensors, index, row, prompts[id(row.prompt_ids)])
     if routing is None:
         return [body.data]
     tensors[OFFSETS][:] = routing.offsets

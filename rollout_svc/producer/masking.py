@@ -12,16 +12,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rollout_svc.group import Group
 from rollout_svc.sample import Sample
 from rollout_svc.segment import VersionSpan
 
-__all__ = ["encoded", "masked_tokens", "oldest_unmasked", "spent", "stale_ranges", "with_masked"]
+__all__ = ["encoded", "masked_tokens", "oldest_unmasked", "spent", "stale_everywhere", "stale_ranges", "with_masked"]
 
-_MASK: Final = b'"loss_mask":['  # the first of these is the record's own: before it come no lists of that name
+_MASK: Final = b'"loss_mask":['  # the first is the record's own, then those of earlier segments; then come anybody's
 
 
 def oldest_unmasked(step: int, bound: int | None) -> int | None:
@@ -36,9 +36,14 @@ def stale_ranges(spans: Iterable[VersionSpan], oldest: int | None) -> list[tuple
     return [(span.start, span.end) for span in spans if span.version is None or span.version < oldest]
 
 
+def stale_everywhere(sample: Sample, oldest: int | None) -> list[list[tuple[int, int]]]:
+    """The same of each conversation of a sample: its last one, then those before it, oldest first."""
+    return [stale_ranges(spans, oldest) for spans in (sample.weight_versions, *sample.earlier_versions)]
+
+
 def masked_tokens(sample: Sample, oldest: int | None) -> int:
     """How many of a sample's tokens that is."""
-    return sum(end - start for start, end in stale_ranges(sample.weight_versions, oldest))
+    return sum(end - start for start, end in stale_ranges(sample.all_versions, oldest))
 
 
 def spent(group: Group, oldest: int | None) -> bool:
@@ -46,19 +51,24 @@ def spent(group: Group, oldest: int | None) -> bool:
     if oldest is None:
         return False
     return any(
-        (spans := sample.weight_versions) and len(stale_ranges(spans, oldest)) == len(spans) for sample in group.samples
+        (spans := sample.all_versions) and len(stale_ranges(spans, oldest)) == len(spans) for sample in group.samples
     )
 
 
-def with_masked(record: bytes, ranges: Iterable[tuple[int, int]]) -> bytes:
-    """A sample's encoded record, with `loss_mask` 0 in these ranges: one digit and a comma a token, so no decoding."""
-    ranges = list(ranges)
-    if not ranges:
+def with_masked(record: bytes, *conversations: Sequence[tuple[int, int]]) -> bytes:
+    """A sample's encoded record, with `loss_mask` 0 in these ranges: one digit and a comma a token, so no decoding.
+
+    Args:
+        record: the record.
+        conversations: ranges of its own tokens, then of each of its `earlier_segments`.
+    """
+    if not any(conversations):
         return record
-    first = record.index(_MASK) + len(_MASK)
-    copy = bytearray(record)
-    for start, end in ranges:
-        copy[first + 2 * start : first + 2 * end : 2] = b"0" * (end - start)
+    copy, first = bytearray(record), 0
+    for ranges in conversations:
+        first = record.index(_MASK, first) + len(_MASK)
+        for start, end in ranges:
+            copy[first + 2 * start : first + 2 * end : 2] = b"0" * (end - start)
     return bytes(copy)
 
 
@@ -66,4 +76,4 @@ def encoded(group: Group, oldest: int | None) -> bytes:
     """A group's record in a batch, JSON, with the tokens of versions older than `oldest` masked."""
     if oldest is None:
         return group.encoded()
-    return group.encoded(lambda sample, record: with_masked(record, stale_ranges(sample.weight_versions, oldest)))
+    return group.encoded(lambda sample, record: with_masked(record, *stale_everywhere(sample, oldest)))

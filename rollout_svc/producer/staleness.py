@@ -53,8 +53,5 @@ def doomed(group: Group, step: int, max_staleness: int, *, partial: bool = True)
 
 def _lasting(group: Group, *, partial: bool) -> set[int | None]:
     return {
-        span.version
-        for sample in group.samples
-        if not sample.restarts(partial=partial)
-        for span in sample.weight_versions
+        span.version for sample in group.samples if not sample.restarts(partial=partial) for span in sample.all_versions
     }

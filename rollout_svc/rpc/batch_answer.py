@@ -23,6 +23,18 @@ class Span(Record):
     """False, and only there, where the engine reports no versions: the request was dispatched under this one."""
 
 
+class EarlierSegment(Record):
+    """A conversation that a sample's agent did not go on with; its figures are as those of the sample's own."""
+
+    prompt_ids: list[Natural]
+    response_ids: list[Natural]
+    logprobs: list[float]
+    loss_mask: list[Literal[0, 1]]
+    weight_versions: list[Span]
+    reason: str
+    """Why another one began: `history_rewritten: …`, `asked_again`, `another_conversation`, or its agent's own word."""
+
+
 class SampleRecord(Record):
     """One answer, judged."""
 
@@ -43,6 +55,8 @@ class SampleRecord(Record):
     response: str | None
     """Decoded `response_ids`; null without a tokenizer."""
     meta: dict[str, Any]
+    earlier_segments: list[EarlierSegment] | None = None
+    """Only where it was several conversations: those before the one above, oldest first, with the same reward."""
 
 
 class PromptRecord(Record):

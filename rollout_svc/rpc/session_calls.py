@@ -151,12 +151,12 @@ async def _turn(
     try:
         while not turn.done():
             await asyncio.wait({turn}, timeout=_WARM_S if asked.stream else None)
-            if not turn.done() and session.speaking:
+            if session.speaking is turn:
                 response = response or await _begin_stream(request)
                 await response.write(b": the model is at it\n\n")
     finally:
         if not turn.done():
-            await sessions.leave(session, turn)
+            await sessions.leave(turn)
     try:
         answer = sessions.outcome(turn)
     except Exception as error:

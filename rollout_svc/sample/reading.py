@@ -6,7 +6,7 @@ Invariant: nothing here changes anything.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 import orjson
@@ -14,7 +14,7 @@ import orjson
 from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import Account
 from rollout_svc.sample.status import ACCOUNT_OF, SETTLED_STATUSES, ResumeAt, SampleStatus
-from rollout_svc.segment import Segment, VersionSpan, joined_spans
+from rollout_svc.segment import Segment, VersionSpan, joined_spans, spans_of
 
 __all__ = ["SampleReading"]
 
@@ -29,12 +29,14 @@ class SampleReading:
     segments: list[Segment]
     turn: int
     packed: bytes | None
+    earlier: list[dict[str, Any]]
     experts: Heavy | None
     resume_at: ResumeAt | None
     engine_finish_reason: str | None
     _leased: bool
     _length: int
     _spans: tuple[VersionSpan, ...]
+    _earlier_spans: tuple[tuple[VersionSpan, ...], ...]
 
     @property
     def settled(self) -> bool:
@@ -87,6 +89,18 @@ class SampleReading:
         if self.packed is not None:
             return self._spans
         return joined_spans(self.segments)
+
+    @property
+    def earlier_versions(self) -> tuple[tuple[VersionSpan, ...], ...]:
+        """Likewise of each conversation before this one, oldest first, over its own tokens."""
+        if self.packed is not None:
+            return self._earlier_spans
+        return tuple(spans_of(record) for record in self.earlier)
+
+    @property
+    def all_versions(self) -> tuple[VersionSpan, ...]:
+        """Weight versions of every token the model made, those of earlier conversations first: for their age alone."""
+        return (*chain.from_iterable(self.earlier_versions), *self.weight_versions)
 
     @property
     def rows_missing(self) -> int:

@@ -16,7 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -33,12 +33,23 @@ __all__ = ["SETTLED_STATUSES", "ResumeAt", "Sample", "SampleStatus"]
 _S: Final = SampleStatus
 
 
+class _Left(NamedTuple):
+    """The conversation that was left for another one, until a turn of that is whole."""
+
+    turn: int
+    prompt_ids: list[int]
+    segments: list[Segment]
+    earlier: int
+
+
 class Sample(SampleReading):
     """One answer of a group; see the module's invariants."""
 
     __slots__ = (
+        "_earlier_spans",
         "_leased",
         "_ledger",
+        "_left",
         "_length",
         "_spans",
         "asked_ids",
@@ -105,8 +116,10 @@ class Sample(SampleReading):
         self.since = 0.0  # loop time at which its last task ended, for those who wonder what it waits for
         self._ledger = ledger
         self._leased = False
+        self._left: _Left | None = None
         self._length = 0
         self._spans: tuple[VersionSpan, ...] = ()
+        self._earlier_spans: tuple[tuple[VersionSpan, ...], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Sample {self.sample_id} {self.status} attempt={self.attempt} tokens={self.response_length}>"
@@ -230,6 +243,8 @@ class Sample(SampleReading):
             IllegalTransition: it does not generate.
         """
         self._check_generating(attempt)
+        if self._left is None or self._left.turn != self.turn:
+            self._left = _Left(self.turn, self.prompt_ids, self.segments, len(self.earlier))
         if any(segment.by_model for segment in self.segments):
             self.earlier.append(self.tokens() | {"reason": reason})
         if self.asked_ids is None:
@@ -240,12 +255,18 @@ class Sample(SampleReading):
     def drop_turn(self, attempt: int) -> None:
         """Forget what was added for the turn that is under way, the model's tokens and others: nobody was told of it.
 
+        Where another conversation began with that turn, the one before it is gone on with.
+
         Raises:
             StaleAttempt: the attempt was revoked.
             IllegalTransition: it does not generate.
         """
         self._check_generating(attempt)
-        made = self.turn_length
+        made, left = self.turn_length, self._left
+        if left is not None and left.turn == self.turn:
+            self.prompt_ids, self.segments, self._left = left.prompt_ids, left.segments, None
+            del self.earlier[left.earlier :]
+            self.asked_ids = None if self.prompt_ids is self.asked_ids else self.asked_ids
         self.segments = [segment for segment in self.segments if segment.turn != self.turn]
         if made:  # what was only appended has no rows of its own yet, and no finish
             self.engine_finish_reason = None
@@ -288,11 +309,12 @@ class Sample(SampleReading):
         except TypeError as error:
             raise SampleFailure("not_json", f"{self.sample_id}: {error}") from error
         self._length, self._spans = self.response_length, self.weight_versions
+        self._earlier_spans = self.earlier_versions
         self.reward = value
         self.reward_parts = parts
         self.transition(attempt, SampleStatus.COMPLETED)
         self.packed = packed
-        self.segments, self.earlier = [], []
+        self.segments, self.earlier, self._left = [], [], None
         self.response = None
 
     def _record(self, reward: float, parts: dict[str, float]) -> dict[str, Any]:
@@ -304,10 +326,10 @@ class Sample(SampleReading):
             "engine_finish_reason": self.engine_finish_reason,
             "reward": reward,
             "reward_parts": parts,
-            **self.tokens(),
+            **self.tokens(),  # before what is anybody's own, in which the names of these lists may be
+            **({"earlier_segments": self.earlier} if self.earlier else {}),
             "response": self.response,
             "meta": self.meta,
-            **({"earlier_segments": self.earlier} if self.earlier else {}),
         }
 
     def set_leased(self, *, leased: bool) -> None:
@@ -342,6 +364,7 @@ class Sample(SampleReading):
             packed=self.packed,
             length=self._length,
             spans=self._spans,
+            earlier_spans=self._earlier_spans,
             meta=self.meta,
             experts=self.experts.read() if experts and self.experts is not None else None,
             prompt_ids=self.prompt_ids if self.asked_ids is not None else None,
@@ -369,7 +392,7 @@ class Sample(SampleReading):
         self.engine_finish_reason = state.engine_finish_reason
         self.segments, self.packed = list(state.segments), state.packed
         self.reward, self.reward_parts = state.reward, dict(state.reward_parts or {})
-        self._length, self._spans = state.length, state.spans
+        self._length, self._spans, self._earlier_spans = state.length, state.spans, state.earlier_spans
         self.experts = experts
         if state.prompt_ids is not None:
             self.asked_ids, self.prompt_ids = self.prompt_ids, state.prompt_ids
@@ -382,12 +405,13 @@ class Sample(SampleReading):
         if for_good:
             self._length = self._length if self.packed is not None else sum(len(part.ids) for part in self.segments)
             self._spans = ()
+            self._earlier_spans = ()
             self.asked_ids = []
             self.meta = {}
         self._release_experts(f"{self.status} ({self.reason})")
         self.generate_s = self.judge_s = None
         self.packed = None
-        self.segments, self.earlier = [], []
+        self.segments, self.earlier, self._left = [], [], None
         if self.asked_ids is not None:
             self.prompt_ids, self.asked_ids = self.asked_ids, None
         self.turn = 0

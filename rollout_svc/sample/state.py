@@ -5,9 +5,10 @@ Invariant: nothing in it is changed once it is made, so that it may be written d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from rollout_svc.segment import FinishReason, Segment, VersionSpan
+from rollout_svc.segment import FinishReason, Segment, VersionSpan, spans_of
 
 __all__ = ["SampleState"]
 
@@ -28,7 +29,8 @@ class SampleState(NamedTuple):
         experts: routed experts of its first tokens, a NumPy array `(rows, moe_layers, top_k)`, uint8 or uint16; or what
             gives it when it is called, off the event loop.
         prompt_ids: of the conversation it had come to, where that is not its prompt's own.
-        earlier: the conversations before that, as its record tells them.
+        earlier: the conversations before that, as its record tells them; empty once it is COMPLETED.
+        earlier_spans: weight versions of those in `packed`.
     """
 
     status: str = "INIT"
@@ -48,6 +50,15 @@ class SampleState(NamedTuple):
     experts: Any = None
     prompt_ids: list[int] | None = None
     earlier: tuple[dict[str, Any], ...] = ()
+    earlier_spans: tuple[tuple[VersionSpan, ...], ...] = ()
+
+    def all_versions(self) -> Iterator[VersionSpan]:
+        """Weight versions of every token the model made, for their age alone."""
+        yield from self.spans
+        for segment in self.segments:
+            yield from segment.spans
+        for spans in (*self.earlier_spans, *map(spans_of, self.earlier)):
+            yield from spans
 
     def handed_back(self) -> SampleState:
         """The same after the end of everything that worked for it: what runs is aborted, its tokens are kept."""

@@ -30,6 +30,7 @@ from rollout_svc.errors import (
     WorkerFailure,
 )
 from rollout_svc.gate import Gate
+from rollout_svc.judging import REPORTED
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.exchange import Answer, Asked
 from rollout_svc.sessions.session import Session
@@ -42,7 +43,6 @@ _REMEMBERED: Final = 4096  # sessions that are over: a late client comes within 
 _ID_BYTES: Final = 12
 _KEY_BYTES: Final = 32
 _RETRY_S: Final = 1.0
-_REPORTED: Final = "reported_reward"
 
 
 class Sessions:
@@ -101,7 +101,7 @@ class Sessions:
 
     def _begin(self, sample: Sample, context: AgentContext, timeout_s: float | None, max_turns: int | None) -> Session:
         context.drop_turn()
-        sample.meta = {key: value for key, value in sample.meta.items() if key != _REPORTED}
+        sample.meta = {key: value for key, value in sample.meta.items() if key != REPORTED}
         session = Session(
             secrets.token_hex(_ID_BYTES),
             secrets.token_urlsafe(_KEY_BYTES),
@@ -230,9 +230,7 @@ class Sessions:
         Raises:
             Gone: the session has had all its turns, and is over.
         """
-        if session.max_turns is not None and session.turns >= session.max_turns:
-            session.end()
-            raise Gone(f"this session is over: it had its {session.max_turns} turns")
+        session.check_turns()
         turn: asyncio.Task[Answer] = self._tasks.spawn(
             f"turn:{session.session_id}", self._turn(session, asked), handled=True
         )
@@ -254,10 +252,9 @@ class Sessions:
         return answer
 
     @staticmethod
-    async def leave(session: Session, turn: asyncio.Task[Answer]) -> None:
-        """Give up a turn that nobody waits for; one that is whole already is read to its end, which takes no time."""
-        if session.telling is not turn:
-            turn.cancel()
+    async def leave(turn: asyncio.Task[Answer]) -> None:
+        """Give up a turn that nobody waits for."""
+        turn.cancel()
         await asyncio.wait({turn}, timeout=CLEANUP_S)
 
     @staticmethod

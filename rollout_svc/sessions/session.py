@@ -16,8 +16,9 @@ from typing import Final
 
 from rollout_svc.agent.context import AgentContext
 from rollout_svc.config import SamplingConfig
-from rollout_svc.errors import NotNow, RolloutError, SampleFailure
+from rollout_svc.errors import Gone, NotNow, RolloutError, SampleFailure
 from rollout_svc.gate import Lane
+from rollout_svc.judging import REPORTED
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.branches import Branches, Match
@@ -43,8 +44,7 @@ class Session:
         elsewhere: its agent lives elsewhere.
         offered: it waits for such a one.
         last_used: loop time.
-        telling: the task of a turn that is whole, and is about to be told.
-        speaking: turns that the engine works on: those still to come may yet be refused.
+        speaking: the task of the turn that the engine works on: those still to come may yet be refused.
         quiet_s: seconds, pauses left out, since anybody asked for anything.
         taken_s: seconds, pauses left out, since its agent began.
     """
@@ -83,8 +83,7 @@ class Session:
         self.elsewhere = False
         self.offered = False
         self.last_used = asyncio.get_running_loop().time()
-        self.telling: asyncio.Task[object] | None = None
-        self.speaking = 0
+        self.speaking: asyncio.Task[object] | None = None
         self.quiet_s = 0.0
         self.taken_s = 0.0
         self.timeout_s = timeout_s
@@ -129,6 +128,7 @@ class Session:
 
         Raises:
             NotNow: `paused`: the gate did not open in time; ask again.
+            Gone: it has had all its turns, and is over.
             SampleFailure: the messages cannot become tokens, or the engine refused them.
             StaleAttempt: the sample was taken back meanwhile: this session is over.
         """
@@ -137,9 +137,10 @@ class Session:
         await self._wait_to_speak(until)  # each turn for itself: one behind another waits no longer
         async with self._speaking:
             await self._wait_to_speak(until)
+            self.check_turns()
             found, added = await self._prepare(asked)
             prompt_tokens = len(found.ids) + len(added)
-            self.speaking += 1
+            self.speaking = asyncio.current_task()
             try:
                 turn = await self._context.generate(None, self._sampling(asked))
             except BaseException:
@@ -147,16 +148,26 @@ class Session:
                     self._context.drop_turn()
                 raise
             finally:
-                self.speaking -= 1
-            self.telling = asyncio.current_task()
+                self.speaking = None
             made = turn.ids
-            said = read_said(await self._context.words.text(made), self.turns, self._form)
+            try:
+                said = read_said(await self._context.words.text(made), self.turns, self._form)
+            except BaseException:
+                if not self._context.over:
+                    self._context.take_back()
+                raise
             self._branches.spoke(asked.messages, added, said.as_message(), made, found)
             self.turns += 1
             self._used()
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
             return Answer(answer_id, said, end, prompt_tokens, len(made))
+
+    def check_turns(self) -> None:
+        """End it where it has had all its turns; raises Gone."""
+        if self.max_turns is not None and self.turns >= self.max_turns:
+            self.end()
+            raise Gone(f"this session is over: it had its {self.max_turns} turns")
 
     async def _wait_to_speak(self, until: float) -> None:
         if not await self._context.may_speak(max(0.0, until - asyncio.get_running_loop().time())):
@@ -166,9 +177,9 @@ class Session:
         """Have the sample end where the model is to speak; what was known of it, and the ids that were added."""
         found = self._branches.match(asked.messages, asked.tools)
         added = await self._added(asked, found)
-        # A turn that was whole, and whose client left before it was read, is in the sample and in nobody's words.
-        untold = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
-        if found.current and not untold:
+        # Where another conversation was begun, and its first turn dropped, the sample is not what was said last.
+        dropped = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
+        if found.current and not dropped:
             self._context.append(added)
         elif (prefix := found.ids + added) != self.sample.prefix_ids():
             self._context.begin_again(prefix, self._reason(found, asked))
@@ -210,4 +221,4 @@ class Session:
             raise SampleFailure("session_over", f"{self.session_id} is over")
         self._used()
         self.reward = reward
-        self.sample.meta = {**self.sample.meta, "reported_reward": reward}
+        self.sample.meta = {**self.sample.meta, REPORTED: reward}

@@ -130,6 +130,27 @@ async def test_an_environment_may_begin_the_conversation() -> None:
     assert (table.sample.earlier, context.experts) == ([], True)
 
 
+@pytest.mark.parametrize("content", [HELLO, "hello"])
+def test_another_run_may_begin_with_the_prompt_again(content: Any) -> None:
+    """P6: what an earlier run began with, and made of it, is gone where its environment says nothing this time."""
+
+    @virtual
+    async def check() -> None:
+        table = set_table(answer([65], "abort"), answer([66]))
+        table.prompt = make_prompt(content=content)
+        Scripted.plan(None, beginning=[{"role": "user", "content": "play"}])
+        table.on_pause = "abort"
+        with pytest.raises(Interrupted):
+            await run(table)
+        table.sample.transition(table.sample.attempt, SampleStatus.ABORTED, resume_at="generate")
+        Scripted.plan(None)
+        await run(table)
+        assert (table.asks()[-1][0], table.sample.prompt_ids, table.sample.response_ids) == ([1, 2, 3], [1, 2, 3], [66])
+        assert table.sample.earlier == []
+
+    check()
+
+
 @virtual
 async def test_an_environment_is_told_of_calls() -> None:
     """With `tool_format` what it is told has the calls, in OpenAI's form."""

@@ -15,7 +15,7 @@ from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tokens import ByteTokenizer
 from tests.support.caller import Step, Table, answer
 from tests.support.groups import make_prompt
-from tests.support.virtual import virtual
+from tests.support.virtual import soon, virtual
 
 TEMPLATE = (
     "{% if tools %}[{% for t in tools %}{{ t.function.name }} {% endfor %}]{% endif %}"
@@ -52,6 +52,8 @@ async def go(table: Table, tools: list[Any] | None = None, **options: Any) -> No
         await Tools(tools=tools or [WEATHER, SLEEPS, RAISES], **options).run(table.sample, context)
     finally:
         await context.work.close()
+    await soon()
+    assert not table.tasks.live  # nothing outlives its sample, a tool that took too long included
     assert table.sample.segments[-1].by_model
 
 

@@ -69,6 +69,7 @@ UNFINISHED = st.builds(
     experts=st.none(),
     prompt_ids=st.none(),
     earlier=st.just(()),
+    earlier_spans=st.just(()),
 )
 
 

@@ -123,6 +123,17 @@ async def test_parts_have_the_timeout_of_the_whole_and_queueing_is_not_counted()
 
 
 @virtual
+async def test_one_that_asks_others_and_never_answers_is_ended() -> None:
+    """Its own time is bounded by its timeout; that of those it asks is not in it."""  # P21
+    court = court_of({"path": "tests.support.composed:Forgetful", "timeout_s": 7.0, "seconds": 50})
+    with pytest.raises(SampleFailure, match=r"judge_timeout: .*Forgetful.* no verdict in 7 s"):
+        await asyncio.wait_for(court.ask(), 1000)
+    assert now() == pytest.approx(57)
+    await soon()
+    assert court.empty()
+
+
+@virtual
 async def test_a_pause_ends_the_whole_with_its_parts() -> None:
     """It is one judge: counted once, ended at once, parts in line included, and repeated after the pause."""  # P8, P13
     court = court_of(composed(a=awaited(seconds=5, concurrency=1), b=awaited(seconds=5)))

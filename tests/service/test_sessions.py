@@ -198,6 +198,26 @@ async def test_a_session_has_so_many_turns() -> None:
         assert len((await site.stage.take())["groups"]) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_session_has_so_many_turns_whoever_asks_at_once(
+    monkeypatch: pytest.MonkeyPatch, *, stream: bool
+) -> None:
+    """The one that waits for another's turn is refused with a status: its stream has not begun with the other's."""
+    monkeypatch.setattr(session_calls, "_WARM_S", 0.02)
+    async with session_site(agent={"max_turns": 1}) as site:
+        client = await site.taken()
+        first = site.stage.start(client.chat(HI))
+        await site.engine.wait_running(1)
+        second = site.stage.start(client.chat(HI, stream=stream))
+        await site.until(turns_under_way=2)
+        await asyncio.wait({second}, timeout=0.1)
+        site.engine.release(tokens=ids("yo"))
+        assert ((await first)[0], (await second)[0]) == (200, 410)
+        assert len(site.engine.requests) == 1
+        [group] = (await site.stage.take())["groups"]
+        assert group["samples"][0]["response_ids"] == ids("yo")
+
+
 async def test_an_agent_may_say_that_it_failed() -> None:
     """P2: its sample is made again, and has no reward."""
     async with session_site() as site:

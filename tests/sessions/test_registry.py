@@ -165,8 +165,8 @@ async def test_a_sample_that_goes_back_takes_its_session_along() -> None:
 
 
 @virtual
-async def test_a_turn_that_is_whole_is_read_although_its_client_left() -> None:
-    """P6: and one that could not be read is not mixed up with what is said next."""
+async def test_a_turn_that_cannot_be_read_is_not_trained_on() -> None:
+    """P6: nobody was told of it: it is no part of what is said next, nor a segment of its own."""
     made = table(answer(list(b"yo")), answer(list(b"ok")), answer(list(b"hm")))
     sessions = room(made)
     session = await sessions.open(made.sample, made.context())
@@ -183,7 +183,8 @@ async def test_a_turn_that_is_whole_is_read_although_its_client_left() -> None:
     await asyncio.wait({again})
     assert sessions.outcome(again).said.content == "hm"
     assert bytes(made.caller.asked[-1].input_ids).decode() == "<u>hi;<a>yo;<u>on;<a>"
-    assert made.sample.prompt_ids + made.sample.response_ids == list(b"<u>hi;<a>yo;<u>on;<a>hm")
+    assert made.sample.prompt_ids == list(b"<u>hi;<a>")
+    assert (made.sample.response_ids, made.sample.earlier) == (list(b"yo;<u>on;<a>hm"), [])
     await sessions.close(session)
 
 

@@ -13,7 +13,7 @@ from rollout_svc.sessions.exchange import Asked
 from rollout_svc.sessions.session import Session
 from rollout_svc.tokens import ByteTokenizer
 from tests.support.caller import Table, answer
-from tests.support.virtual import virtual
+from tests.support.virtual import soon, virtual
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }};{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -88,6 +88,62 @@ async def test_a_turn_that_nobody_waits_for_leaves_nothing() -> None:
 
 
 @virtual
+async def test_a_whole_turn_that_nobody_is_told_of_leaves_nothing() -> None:
+    """P15: its client goes while it is read: asked again, it is made again, and only that is trained on."""
+    table = Table(words("yo"), words("no", "length"), words("ok"), on_pause="park")
+    session = begin(table)
+    said = (await session.turn(Asked((USER,)))).said.as_message()
+    reading, gone = table.tokenizer.decode, asyncio.create_task(session.turn(Asked((USER, said, MORE))))
+
+    def leave(ids: Any) -> str:
+        gone.cancel()
+        return reading(ids)
+
+    table.tokenizer.decode = leave  # type: ignore[method-assign]
+    table.tokenizer.cheap = False  # it reads in a thread, and so is waited for
+    await asyncio.gather(gone, return_exceptions=True)
+    assert gone.cancelled()
+    sample = table.sample
+    assert (sample.response_ids, sample.turn, sample.finish_reason) == (list(b"yo"), 1, "stop")
+    del table.tokenizer.decode
+    await session.turn(Asked((USER, said, MORE)))
+    assert table.asks()[1] == table.asks()[2]
+    assert (sample.earlier, sample.response_ids) == ([], list(b"yo;<u>on;<a>ok"))
+
+
+@virtual
+async def test_a_history_whose_turn_was_never_told_was_not_rewritten() -> None:
+    """P15: the sample is what was said last, for its judger too, and goes on from there in the same segment."""
+    refused = SampleFailure("rejected_by_engine", "no")
+    table = Table(words("yo"), refused, words("ok"), on_pause="park")
+    session = begin(table)
+    said = (await session.turn(Asked((USER,)))).said.as_message()
+    with pytest.raises(SampleFailure):
+        await session.turn(Asked((MORE,)))
+    sample = table.sample
+    assert (sample.prompt_ids, sample.response_ids, sample.earlier) == (ASKED, list(b"yo"), [])
+    await session.turn(Asked((USER, said, MORE)))
+    assert (sample.prompt_ids, sample.earlier) == (ASKED, [])
+    assert sample.response_ids == list(b"yo;<u>on;<a>ok")
+
+
+@virtual
+async def test_a_sample_ends_as_its_last_told_turn_did() -> None:
+    """P2: a pause cuts a turn, its client leaves, and its agent ends: the sample is no aborted one."""
+    table = Table(words("yo"), words("no", "abort"), on_pause="park")
+    session = begin(table)
+    said = (await session.turn(Asked((USER,)))).said.as_message()
+    going = asyncio.create_task(session.turn(Asked((USER, said, MORE))))
+    await soon(10)
+    assert table.sample.finish_reason == "abort"
+    table.withdraw()
+    going.cancel()
+    await asyncio.gather(going, return_exceptions=True)
+    sample = table.sample
+    assert (sample.finish_reason, sample.engine_finish_reason, sample.response_ids) == ("stop", "stop", list(b"yo"))
+
+
+@virtual
 async def test_a_turn_waits_for_the_gate_and_is_refused_in_time() -> None:
     """P15: 503 and when to ask again after `hold_s`; one that a pause cuts is whole when it is answered."""
     table = Table(words("yo", "abort"), words("!"), on_pause="park")
@@ -97,6 +153,27 @@ async def test_a_turn_waits_for_the_gate_and_is_refused_in_time() -> None:
         await session.turn(Asked((USER,)))
     table.gate.open(["train"])
     assert (await session.turn(Asked((USER,)))).said.content == "yo!"
+
+
+@virtual
+async def test_a_turn_that_waited_behind_another_waits_for_the_gate_too() -> None:
+    """P15: the lane closed meanwhile: nothing new starts, and it is refused when it has waited long enough."""
+    release = asyncio.Event()
+
+    async def held() -> Any:
+        await release.wait()
+        return words("yo")
+
+    table = Table(held, words("ok"), on_pause="park")
+    session = begin(table)
+    one, other = (asyncio.create_task(session.turn(Asked((said,)))) for said in (USER, MORE))
+    await soon(10)
+    table.gate.close(["train"], "wait")
+    release.set()
+    assert (await one).said.content == "yo"
+    with pytest.raises(NotNow, match="paused"):
+        await other
+    assert len(table.caller.asked) == 1
 
 
 @virtual

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from rollout_svc.judging import JudgedSample, Reward
 
-__all__ = ["Awaited", "Group", "Here", "Never", "Where"]
+__all__ = ["Awaited", "Forgetful", "Group", "Here", "Never", "Where"]
 
 
 class Where:
@@ -49,6 +49,20 @@ class Awaited:
 
     async def close(self) -> None:
         self.closed += 1
+
+
+class Forgetful:
+    """Asks one judger, and never gives a verdict."""
+
+    def __init__(self, *, seconds: float) -> None:
+        self.others = {"a": {"path": "tests.support.composed:Awaited", "seconds": seconds, "timeout_s": 100.0}}
+        self.ask: Any = None
+
+    async def judge(self, sample: JudgedSample) -> NoReturn:
+        await asyncio.sleep(2)
+        await self.ask("a", sample)
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 class Never:

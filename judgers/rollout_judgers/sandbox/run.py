@@ -136,7 +136,7 @@ class _Run:
                 self._kill()
                 self._read_rest(selector)
         finally:
-            first = _FIRST.search(self.status())
+            first = _FIRST.search(self.status().partition(READY)[0])  # after that the program may write there too
             with _watched(int(first[1]) if first else None) as gone:
                 self._kill()
                 _bury(self._process)

@@ -26,7 +26,7 @@ from safetensors.numpy import load
 
 from rollout_svc.prompt import Prompt
 from rollout_svc.sample.state import SampleState
-from rollout_svc.segment import Segment, VersionSpan
+from rollout_svc.segment import Segment, VersionSpan, spans_of
 
 __all__ = ["decode_ids", "decode_prompt", "decode_sample", "encode_ids", "encode_prompt", "encode_sample", "state_json"]
 
@@ -57,7 +57,9 @@ def state_json(state: SampleState) -> bytes | None:
 def encode_sample(state: SampleState, head: bytes | None) -> tuple[bytes, bytes | None]:
     """Return the two blobs; `head` is what `state_json` made when the state was taken."""
     if state.packed is not None:
-        kept = {"attempt": state.attempt, "failures": state.failures, "turn": state.turn}
+        kept: dict[str, Any] = {"attempt": state.attempt, "failures": state.failures, "turn": state.turn}
+        if state.prompt_ids is not None:
+            kept["prompt_ids"] = state.prompt_ids
         return orjson.dumps(kept), _tensors(record=state.packed)
     head = head or b"{}"
     try:
@@ -111,10 +113,6 @@ def _decode_segments(tensors: dict[str, _Array]) -> tuple[Segment, ...]:
 def _decode_completed(kept: dict[str, Any], tensors: dict[str, _Array]) -> SampleState:
     packed = tensors["record"].tobytes()
     record = orjson.loads(packed)
-    spans = (
-        VersionSpan(span["version"], span["start"], span["end"], span.get("confirmed", True))
-        for span in record["weight_versions"]
-    )
     return SampleState(
         status="COMPLETED",
         finish_reason=record["finish_reason"],
@@ -123,7 +121,8 @@ def _decode_completed(kept: dict[str, Any], tensors: dict[str, _Array]) -> Sampl
         reward_parts=record["reward_parts"] or None,
         packed=packed,
         length=len(record["response_ids"]),
-        spans=tuple(spans),
+        spans=spans_of(record),
+        earlier_spans=tuple(map(spans_of, record.get("earlier_segments", ()))),
         meta=record["meta"],
         **kept,
     )
