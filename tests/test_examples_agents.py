@@ -88,6 +88,21 @@ def test_a_model_with_a_calculator_solves_word_problems(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_an_agent_of_openais_client_solves_word_problems(tmp_path: Path) -> None:
+    """Its calls and answers are the sample, token for token; it never heard of tokens."""
+    target = needs("agents", "session")
+    with served(tmp_path, "session.yaml", ["word_problems.py", "64"], agent=target) as client:
+        batch = client.take_batch(step=0, groups=1, timeout_s=60)
+    samples = [sample for group in batch["groups"] for sample in group["samples"]]
+    assert [sample["reward"] for sample in samples] == [1.0] * 2
+    for sample in samples:
+        assert "earlier_segments" not in sample  # one conversation, in which every turn went on from the last
+        assert sample["response"].startswith('<tool_call>{"name": "calculate"')
+        assert "The answer is" in sample["response"].rpartition("<|assistant|>")[2]
+        assert 0 < sum(sample["loss_mask"]) < len(sample["loss_mask"])
+
+
+@pytest.mark.timeout(120)
 def test_code_is_worth_the_tests_that_it_passes(tmp_path: Path) -> None:
     """Right, right, half right, and one that never ends: it is killed, and the others do not notice."""
     target = needs("judgers", "code")
