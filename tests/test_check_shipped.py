@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollout_svc.checking.check import check_agent, check_judger
+from rollout_svc.errors import ConfigError
 from tests.support.reward_service import Said, reward_service
 
 PROJECT = Path(__file__).parent.parent / "pyproject.toml"
@@ -83,6 +84,13 @@ def test_shipped_loops_pass(name: str) -> None:
     report = check_agent(TABLES["rollout_svc.agents"][name], options=options, turns=turns)
     assert report.findings == ()
     assert report.tries > 0
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_cannot_be_tried_is_said(name: str) -> None:
+    """One line, exit code 2: it is not told as something that is wrong with the loop."""
+    with pytest.raises(ConfigError, match="its turns come over HTTP"):
+        check_agent(TABLES["rollout_svc.agents"][name])
 
 
 @pytest.mark.parametrize("name", JUDGERS)

@@ -52,6 +52,8 @@ def check_agent(
     """
     spec = spec_of(target, options_of(options), "agents")
     agent = made(spec, "agent")
+    if getattr(agent, "needs_http", False):
+        raise ConfigError.at("agent", "its turns come over HTTP, from a client that only a running service has")
     report = Report("agent", target, AGENT_RULES)
 
     async def run(processes: Processes) -> None:
