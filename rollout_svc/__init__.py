@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rollout_svc.configfile import config_from_mapping, load_config
-    from rollout_svc.judging import JudgedSample, Reward
+    from rollout_svc.judging import JudgedSample, JudgeFailed, Reward
     from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
     from rollout_svc.rpc.publisher import SyncWeightPublisher
     from rollout_svc.service import RolloutService
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rollout_svc.weights.publisher import WeightPublisher
 
 __all__ = [
+    "JudgeFailed",
     "JudgedSample",
     "Probe",
     "Reward",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "JudgeFailed": "rollout_svc.judging",
     "JudgedSample": "rollout_svc.judging",
     "Probe": "rollout_svc.weights.probe",
     "Reward": "rollout_svc.judging",

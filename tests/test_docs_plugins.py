@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,22 @@ def test_the_judger_of_the_page_passes_its_check_and_judges(folder: Path) -> Non
     judger = importlib.import_module("my_judgers").Brief(price=0.01)
     sample = JudgedSample("s", "g", "t", None, [1], "It is 4.", [1] * 10, "4", {}, "stop")
     assert judger.judge(sample) == Reward(0.9, {"right": 1.0, "length": -0.1})
+
+
+def test_the_environment_of_the_configuration_plays_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`configs/guessing.py`, which `configs/agents.yaml` names: a game to its end, and the check finds nothing."""
+    monkeypatch.syspath_prepend(str(DOCS.parent / "configs"))
+    game = importlib.import_module("guessing").Guessing(highest=50)
+    game.reset(SimpleNamespace(ground_truth="7"))
+    told = [game.step({"content": said}) for said in ("no idea", "Is it 3?", "9", "7")]
+    assert [step.get("reward") for step in told] == [-0.1, None, None, 1.0]
+    assert [step["messages"][0]["content"] for step in told[1:3]] == ["Higher.", "Lower."]
+    assert told[-1]["done"]
+    options = ['environment="guessing:Guessing"', 'environment_options={"highest": 50}']
+    report = check_agent("rollout_agents.multi_turn:MultiTurn", options=options, turns=["2", "9", "4"])
+    sys.modules.pop("guessing", None)
+    assert report.findings == ()
+    assert report.tries > 20
 
 
 def test_a_finding_in_somebodys_file_is_at_its_line(folder: Path) -> None:

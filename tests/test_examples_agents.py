@@ -19,21 +19,29 @@ from tests.test_examples import EXAMPLES, ROOT, free_port, start
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
 
 
-def needs(kind: str, name: str) -> str:
-    """The `module:attr` of a plugin of the package; skips where it is not there."""
-    target = PLUGINS[f"rollout_svc.{kind}"].get(name)
-    if target is None:
-        pytest.skip(f"no {kind[:-1]} {name} is in this package")
-    return str(target)
+def target_of(kind: str, name: str) -> str:
+    """The `module:attr` of a plugin of the package."""
+    return str(PLUGINS[f"rollout_svc.{kind}"][name])
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One engine for all of them, with what each example would have it say."""
+    said = ""
+    for script in (["word_problems.py", "64"], ["code_tasks.py"]):
+        command = [sys.executable, *script]
+        said += subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=20, check=True).stdout
+    path = tmp_path_factory.mktemp("script") / "script.jsonl"
+    path.write_text(said)
+    with running("engine", "--port", 0, "--script", path, word="engine.ready") as url:
+        yield url
 
 
 @contextmanager
-def served(folder: Path, config: str, script: list[str], **names: str) -> Iterator[SyncRolloutClient]:
-    """Run an example: its script, an engine that says it, and the service with its configuration."""
+def served(folder: Path, config: str, engine: str, **names: str) -> Iterator[SyncRolloutClient]:
+    """Run an example: the service with its configuration, and what lies beside it."""
     for path in EXAMPLES.glob("*.py"):
         shutil.copy(path, folder)
-    said = subprocess.run([sys.executable, *script], cwd=folder, capture_output=True, text=True, timeout=20, check=True)
-    (folder / "script.jsonl").write_text(said.stdout)
     settings: dict[str, Any] = yaml.safe_load((EXAMPLES / config).read_text(encoding="utf-8"))
     for part, target in names.items():  # what is installed may be older than what is tested
         plugin = settings["tasks"][0][part]
@@ -41,14 +49,13 @@ def served(folder: Path, config: str, script: list[str], **names: str) -> Iterat
         plugin["path"] = target
     settings["service"] = {"port": free_port()}
     settings["trainer"]["max_staleness"] = 20  # nobody trains here, and no version follows
-    with running("engine", "--port", 0, "--script", folder / "script.jsonl", word="engine.ready") as url:
-        settings["workers"][0]["url"] = url
-        (folder / config).write_text(yaml.safe_dump(settings))
-        with (
-            running("serve", "--config", folder / config, "--log-level", "warning", word="service.ready") as at,
-            SyncRolloutClient(at) as client,
-        ):
-            yield client
+    settings["workers"][0]["url"] = engine
+    (folder / config).write_text(yaml.safe_dump(settings))
+    with (
+        running("serve", "--config", folder / config, "--log-level", "warning", word="service.ready") as at,
+        SyncRolloutClient(at) as client,
+    ):
+        yield client
 
 
 @contextmanager
@@ -66,10 +73,10 @@ def running(*command: object, word: str) -> Iterator[str]:
 
 
 @pytest.mark.timeout(120)
-def test_a_model_with_a_calculator_solves_word_problems(tmp_path: Path) -> None:
+def test_a_model_with_a_calculator_solves_word_problems(tmp_path: Path, engine: str) -> None:
     """Story, call, what the tool said, answer: every token of it in one conversation, the model's own masked in."""
-    target = needs("agents", "tools")
-    with served(tmp_path, "calculator.yaml", ["word_problems.py", "64"], agent=target) as client:
+    target = target_of("agents", "tools")
+    with served(tmp_path, "calculator.yaml", engine, agent=target) as client:
         batch = client.take_batch(step=0, groups=4, timeout_s=60)
     samples = [sample for group in batch["groups"] for sample in group["samples"]]
     assert [sample["reward"] for sample in samples] == [1.0] * 8
@@ -88,11 +95,26 @@ def test_a_model_with_a_calculator_solves_word_problems(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_code_is_worth_the_tests_that_it_passes(tmp_path: Path) -> None:
+def test_an_agent_of_openais_client_solves_word_problems(tmp_path: Path, engine: str) -> None:
+    """Its calls and answers are the sample, token for token; it never heard of tokens."""
+    target = target_of("agents", "session")
+    with served(tmp_path, "session.yaml", engine, agent=target) as client:
+        batch = client.take_batch(step=0, groups=1, timeout_s=60)
+    samples = [sample for group in batch["groups"] for sample in group["samples"]]
+    assert [sample["reward"] for sample in samples] == [1.0] * 2
+    for sample in samples:
+        assert "earlier_segments" not in sample  # one conversation, in which every turn went on from the last
+        assert sample["response"].startswith('<tool_call>{"name": "calculate"')
+        assert "The answer is" in sample["response"].rpartition("<|assistant|>")[2]
+        assert 0 < sum(sample["loss_mask"]) < len(sample["loss_mask"])
+
+
+@pytest.mark.timeout(120)
+def test_code_is_worth_the_tests_that_it_passes(tmp_path: Path, engine: str) -> None:
     """Right, right, half right, and one that never ends: it is killed, and the others do not notice."""
-    target = needs("judgers", "code")
+    target = target_of("judgers", "code")
     rewards: dict[str, float] = {}
-    with served(tmp_path, "code.yaml", ["code_tasks.py"], judger=target) as client:
+    with served(tmp_path, "code.yaml", engine, judger=target) as client:
         for step in range(10):  # what takes longer comes later
             batch = client.take_batch(step=step, groups=2, timeout_s=60)
             for group in batch["groups"]:

@@ -52,7 +52,9 @@ def test_an_unknown_name_is_told_with_those_there_are(kind: Any, name: str) -> N
     path, message = problem_of(caught)
     assert path == "tasks.3.x.name"
     assert repr(name) in message
-    assert ("single_turn" if kind == "agents" else "exact, function, http") in message
+    known = message.partition("there are: ")[2].split(", ")
+    assert set(known) >= ({"single_turn"} if kind == "agents" else {"exact", "function", "regex"})
+    assert known == sorted(known)
 
 
 def test_the_services_own_keys_are_no_options() -> None:

@@ -26,6 +26,7 @@ from rollout_svc.checking.stepping import Runaway, watched
 from rollout_svc.checking.subject import made, options_of, prompt_line, spec_of
 from rollout_svc.checking.tongue import Tongue
 from rollout_svc.errors import ConfigError, SampleFailure
+from rollout_svc.judging.making import parts_of
 from rollout_svc.prompt import Prompt
 from rollout_svc.tokens import TextCodec
 
@@ -51,6 +52,8 @@ def check_agent(
     """
     spec = spec_of(target, options_of(options), "agents")
     agent = made(spec, "agent")
+    if getattr(agent, "needs_http", False):
+        raise ConfigError.at("agent", "its turns come over HTTP, from a client that only a running service has")
     report = Report("agent", target, AGENT_RULES)
 
     async def run(processes: Processes) -> None:
@@ -87,12 +90,21 @@ def check_judger(
     """
     spec = spec_of(target, options_of(options), "judgers")
     judger = made(spec, "judger")
+    parts = parts_of(judger, timeout_s, "judger")
     report = Report("judger", target, JUDGER_RULES)
 
     async def run(processes: Processes) -> None:
         read = await _prompt(prompt_line(prompt))
         check = JudgerCheck(
-            judger, spec, report, read, responses, processes, timeout_s=timeout_s, deterministic=deterministic
+            judger,
+            spec,
+            report,
+            read,
+            responses,
+            processes,
+            timeout_s=timeout_s,
+            deterministic=deterministic,
+            parts=parts,
         )
         if check.look():
             await check.run()

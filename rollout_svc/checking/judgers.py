@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -78,6 +78,7 @@ class JudgerCheck:
         *,
         timeout_s: float,
         deterministic: bool,
+        parts: Mapping[str, JudgeDesk] | None = None,
     ) -> None:
         self._judger = judger
         self._spec = spec
@@ -87,6 +88,8 @@ class JudgerCheck:
         self._processes = processes
         self._timeout_s = timeout_s
         self._deterministic = deterministic
+        self._parts = dict(parts or {})
+        self._judging = Judging(gate=Gate(), tasks=TaskOwner(), processes=processes)
         self._where = ""
 
     def look(self) -> bool:
@@ -113,8 +116,15 @@ class JudgerCheck:
         return True
 
     async def run(self) -> None:
-        """Try everything."""
-        desk = self._desk()
+        """Try everything, and have it give back what it holds."""
+        desk = JudgeDesk(name="it", judger=self._judger, spec=self._spec, timeout_s=self._timeout_s, parts=self._parts)
+        self._judging.add_desk(desk)
+        try:
+            await self._try_all(desk)
+        finally:
+            await self._judging.close()
+
+    async def _try_all(self, desk: JudgeDesk) -> None:
         if not desk.is_async and not desk.instant and not self._can_travel():
             return
         answers = {"the ground truth": str(self._prompt.ground_truth), "a wrong answer": "I do not know."}
@@ -137,9 +147,6 @@ class JudgerCheck:
 
     # -- calls -----------------------------------------------------------------------------------------------
 
-    def _desk(self) -> JudgeDesk:
-        return JudgeDesk(name="it", judger=self._judger, spec=self._spec, timeout_s=self._timeout_s)
-
     def _sample(self, text: str, number: int = 0) -> JudgedSample:
         prompt = self._prompt
         return JudgedSample(
@@ -158,9 +165,8 @@ class JudgerCheck:
 
     async def _verdict(self, desk: JudgeDesk, samples: list[JudgedSample]) -> list[Reward] | SampleFailure:
         self._report.tries += 1
-        judging = Judging(gate=Gate(), tasks=TaskOwner(), processes=self._processes)
         try:
-            return await judging.judge(desk, "train", samples)
+            return await self._judging.judge(desk, "train", samples)
         except SampleFailure as failure:
             return failure
 
@@ -216,12 +222,12 @@ class JudgerCheck:
     async def _cancelled(self, desk: JudgeDesk) -> None:
         """Cancel it at each of its awaits."""
         samples = [self._sample("I do not know.")]
-        payload: Any = samples if desk.by_group else samples[0]
-        plain = await try_it(desk.call(payload), limit_s=_LIMIT_S)
+        plain = await try_it(self._judging.work_of(desk, "train", samples), limit_s=_LIMIT_S)
         for at in points(plain.waits):
             done = f"cancelled it at its await {at}"
             self._report.tries += 1
-            tried = await try_it(desk.call(payload), limit_s=_LIMIT_S, at=at, act=_cancel)
+            work = self._judging.work_of(desk, "train", samples)
+            tried = await try_it(work, limit_s=_LIMIT_S, at=at, act=_cancel)
             for left in tried.left:
                 self._report.add("left_running", done, left.what, left.where or self._where)
             if tried.acted and tried.outcome != "cancelled":

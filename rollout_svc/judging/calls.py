@@ -163,6 +163,16 @@ class Judging:
         finally:
             desk.leave()
 
+    @staticmethod
+    def work_of(
+        desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample], own: OwnTime | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        """What the task of one call of an asynchronous judger runs; `own`: the time of one that asks others."""
+        work = desk.call(list(samples) if desk.by_group else samples[0])
+        if desk.parts:
+            work = _within(work, lane, own or OwnTime(desk.timeout_s, lambda: None))
+        return _without_exit(work)
+
     def interrupt(self, lanes: Iterable[Lane], limit: int) -> int:
         """End up to `limit` calls of these lanes now; returns how many. Call again until it returns 0."""
         wanted = frozenset(lanes)
@@ -184,20 +194,19 @@ class Judging:
     def _start(self, desk: JudgeDesk, lane: Lane, samples: Sequence[JudgedSample]) -> JudgeCall:
         loop = asyncio.get_running_loop()
         ids = tuple(sample.sample_id for sample in samples)
-        payload: Any = list(samples) if desk.by_group else samples[0]
         outcome: asyncio.Future[list[Reward]] = loop.create_future()
         work: asyncio.Future[Any]
         timer: asyncio.TimerHandle | OwnTime | None = None
         if desk.parts:
             timer = OwnTime(desk.timeout_s, lambda: _time_out(outcome, work, desk))
-            asking = _without_exit(_within(desk.call(payload), lane, timer))
-            work = self._tasks.spawn(f"judge:{ids[0]}", asking, handled=True)
+            work = self._tasks.spawn(f"judge:{ids[0]}", self.work_of(desk, lane, samples, timer), handled=True)
         elif desk.is_async:
-            work = self._tasks.spawn(f"judge:{ids[0]}", _without_exit(desk.call(payload)), handled=True)
+            work = self._tasks.spawn(f"judge:{ids[0]}", self.work_of(desk, lane, samples), handled=True)
             timer = loop.call_later(desk.timeout_s, _time_out, outcome, work, desk)
         elif self._processes is None:
             raise SampleFailure("judge_error", f"{desk.name}: no process to run a synchronous judger in")
         else:
+            payload: Any = list(samples) if desk.by_group else samples[0]
             try:
                 work = self._processes.submit(desk.spec, desk.method, payload, desk.timeout_s)
             except Exception as error:

@@ -19,7 +19,7 @@ from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.judging.desk import JudgeDesk
 from rollout_svc.plugins import construct, resolve
 
-__all__ = ["make_desk"]
+__all__ = ["make_desk", "parts_of"]
 
 
 def make_desk(config: JudgerConfig, path: str) -> JudgeDesk:
@@ -41,7 +41,7 @@ def make_desk(config: JudgerConfig, path: str) -> JudgeDesk:
         per_minute=config.requests_per_minute,
         redos=config.redos if config.on_failure == "redo" else 0,
         partial=config.partial or "wait",
-        parts=_others(getattr(judger, "others", None), config, path),
+        parts=parts_of(judger, config.timeout_s, path),
     )
     if config.partial is not None and not desk.by_group:
         raise ConfigError.at(f"{path}.partial", "is for judgers of whole groups: this one judges one sample at a time")
@@ -50,13 +50,24 @@ def make_desk(config: JudgerConfig, path: str) -> JudgeDesk:
     return desk
 
 
-def _others(others: Mapping[str, Any] | None, whole: JudgerConfig, path: str) -> dict[str, JudgeDesk]:
+def parts_of(judger: Any, timeout_s: float, path: str) -> dict[str, JudgeDesk]:
+    """Make the desks of the judgers that this one asks; none where it asks nobody.
+
+    Args:
+        judger: it.
+        timeout_s: that of its own, for those that have none.
+        path: its dotted path.
+
+    Raises:
+        ConfigError: with every problem of theirs.
+    """
     problems: list[Problem] = []
     desks: dict[str, JudgeDesk] = {}
-    for name, settings in (others or {}).items():
+    others: Mapping[str, Any] = getattr(judger, "others", None) or {}
+    for name, settings in others.items():
         where = f"{path}.{name}"
         try:
-            desks[name] = make_desk(_read(settings, whole, where), where)
+            desks[name] = make_desk(_read(settings, timeout_s, where), where)
             if desks[name].by_group:
                 problems.append(Problem(where, "judges whole groups, and cannot be asked for one sample"))
         except ConfigError as error:
@@ -66,12 +77,12 @@ def _others(others: Mapping[str, Any] | None, whole: JudgerConfig, path: str) ->
     return desks
 
 
-def _read(settings: Any, whole: JudgerConfig, where: str) -> JudgerConfig:
+def _read(settings: Any, timeout_s: float, where: str) -> JudgerConfig:
     """Read the settings of a part; its timeout is that of the whole where it has none."""
     if not isinstance(settings, Mapping):
         raise ConfigError.at(where, f"expected a mapping, as in a task's judger, not {settings!r:.100}")
     try:
-        return JudgerConfig.model_validate({"timeout_s": whole.timeout_s, **settings})
+        return JudgerConfig.model_validate({"timeout_s": timeout_s, **settings})
     except ValidationError as error:
         raise ConfigError(
             Problem(f"{where}.{problem.path}" if problem.path else where, problem.message)
