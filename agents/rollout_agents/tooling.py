@@ -118,7 +118,7 @@ def in_process(sent: tuple[PluginSpec, str, dict[str, Any]]) -> Result:
     spec, name, arguments = sent
     try:
         return Result(_text(construct(spec, "tools")(**arguments)))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's code
+    except BaseException as error:  # noqa: BLE001 - somebody's code, which may exit
         return _raised(name, error)
 
 
