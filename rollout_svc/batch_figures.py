@@ -88,6 +88,6 @@ def _describe(groups: list[Group], step: int, oldest: int | None, dropped: Itera
         "response_length_min": min(lengths, default=None),
         "response_length_max": max(lengths, default=None),
         "staleness": dict(sorted(ages.items())),
-        "mixed_versions": sum(len(sample.weight_versions) > 1 for sample in samples),
+        "mixed_versions": sum(len({span.version for span in sample.weight_versions}) > 1 for sample in samples),
         "masked_tokens": sum(masked_tokens(sample, oldest) for sample in samples) if oldest is not None else 0,
     }
