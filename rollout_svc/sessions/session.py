@@ -22,7 +22,7 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.branches import Branches, Match
 from rollout_svc.sessions.exchange import Answer, Asked, End
-from rollout_svc.tool_calls import ToolFormat, read_said
+from rollout_svc.tool_calls import Said, ToolFormat, read_said
 
 __all__ = ["Session"]
 
@@ -150,13 +150,18 @@ class Session:
                 self.speaking -= 1
             self.telling = asyncio.current_task()
             made = turn.ids
-            said = read_said(await self._context.words.text(made), self.turns, self._form)
+            said = self._read(await self._context.words.text(made), asked)
             self._branches.spoke(asked.messages, added, said.as_message(), made, found)
             self.turns += 1
             self._used()
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
             return Answer(answer_id, said, end, prompt_tokens, len(made))
+
+    def _read(self, text: str, asked: Asked) -> Said:
+        """Read a turn as servers do: calls are for whoever gave tools, and one without a name is what it is, text."""
+        said = read_said(text, self.turns, self._form) if asked.tools else Said(text, ())
+        return said if all(call.name for call in said.calls) else Said(text, ())
 
     async def _wait_to_speak(self, until: float) -> None:
         if not await self._context.may_speak(max(0.0, until - asyncio.get_running_loop().time())):
