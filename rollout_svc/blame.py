@@ -26,6 +26,7 @@ _NOT_THEIRS: Final = (
 _FRAME: Final = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 """A frame as `faulthandler` writes it."""
 _TEXT: Final = 2000  # characters of an error's text
+_TRACE: Final = 20_000  # and of its traceback, the end of which says most; error and all it came from are in it
 
 
 @contextlib.contextmanager
@@ -56,7 +57,7 @@ def told(failed: BaseException) -> tuple[str, str]:
         frames = [
             (frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(failed.__traceback__)
         ]
-        trace = "".join(traceback.format_exception(failed))
+        trace = "".join(traceback.format_exception(failed))[-_TRACE:]
     except BaseException:  # noqa: BLE001 - likewise
         return text, ""
     place = _place(list(reversed(frames)))

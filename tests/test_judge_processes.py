@@ -247,6 +247,7 @@ async def test_closing_answers_a_call_that_no_process_has_begun() -> None:
         ("deaf", "judge_timeout", "no verdict in 0.4 s"),
         ("interrupts", "judge_error", r"KeyboardInterrupt: as told \(.*judgers_hostile.py:\d+ in interrupts\)"),
         ("huge", "judge_error", "its result takes 33554"),
+        ("rants", "judge_error", r"ValueError: x{1900,} \(.*judgers_hostile.py:\d+ in rants\)"),
         ("segfaults", "judge_error", r"ended by SIGSEGV \(.*judgers_hostile.py:\d+ in segfaults\)"),
         ("closes", "judge_error", "its process"),
         ("babbles", "judge_error", "its process wrote what is no answer"),

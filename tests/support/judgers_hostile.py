@@ -51,6 +51,9 @@ class Hostile:
     def huge(self) -> Any:
         return b"x" * (32 << 20)
 
+    def rants(self) -> None:
+        raise ValueError("x" * (32 << 20))
+
     def segfaults(self) -> None:
         ctypes.string_at(0)
 
