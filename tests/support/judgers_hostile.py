@@ -85,6 +85,10 @@ class Hostile:
             os._exit(0)
         os.wait()
 
+    def keeps_one(self) -> None:
+        if not Path(self.pids).exists():
+            self._write(subprocess.Popen([sys.executable, "-I", "-S", "-c", f"import time; time.sleep({LONG_S})"]).pid)
+
     def leaves_children_and_hangs(self) -> None:
         self.leaves_children()
         time.sleep(LONG_S)
