@@ -5,13 +5,16 @@ Invariant: whatever the error is made of, telling it does not fail.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["last_place", "told"]
+__all__ = ["contained", "last_place", "told"]
 
 _NOT_THEIRS: Final = (
     str(Path(__file__).parent),
@@ -23,6 +26,25 @@ _NOT_THEIRS: Final = (
 _FRAME: Final = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 """A frame as `faulthandler` writes it."""
 _TEXT: Final = 2000  # characters of an error's text
+_TRACE: Final = 20_000  # and of its traceback, the end of which says most; error and all it came from are in it
+
+
+@contextlib.contextmanager
+def contained() -> Iterator[None]:
+    """Make an error of what would end the whole service: an exit, or an interrupt that nobody sent.
+
+    Raises:
+        RuntimeError: in its place, with its traceback.
+    """
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, GeneratorExit):  # errors as they should be, and ways to end a coroutine
+        raise
+    except SystemExit as error:
+        raise RuntimeError(f"it called exit({error})").with_traceback(error.__traceback__) from error
+    except BaseException as error:
+        said = f"it raised {type(error).__name__}: {error}"
+        raise RuntimeError(said).with_traceback(error.__traceback__) from error
 
 
 def told(failed: BaseException) -> tuple[str, str]:
@@ -35,7 +57,7 @@ def told(failed: BaseException) -> tuple[str, str]:
         frames = [
             (frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(failed.__traceback__)
         ]
-        trace = "".join(traceback.format_exception(failed))
+        trace = "".join(traceback.format_exception(failed))[-_TRACE:]
     except BaseException:  # noqa: BLE001 - likewise
         return text, ""
     place = _place(list(reversed(frames)))

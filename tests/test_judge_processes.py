@@ -17,6 +17,7 @@ from rollout_svc.errors import Interrupted, SampleFailure
 from rollout_svc.gate import LANES, Gate
 from rollout_svc.judging import JudgeDesk, Judging, Reward
 from rollout_svc.judging.processes import JudgePool
+from rollout_svc.judging.processes.gathered import TIMES
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tasks import TaskOwner
 from tests.support.court import a_sample
@@ -247,6 +248,7 @@ async def test_closing_answers_a_call_that_no_process_has_begun() -> None:
         ("deaf", "judge_timeout", "no verdict in 0.4 s"),
         ("interrupts", "judge_error", r"KeyboardInterrupt: as told \(.*judgers_hostile.py:\d+ in interrupts\)"),
         ("huge", "judge_error", "its result takes 33554"),
+        ("rants", "judge_error", r"ValueError: x{1900,} \(.*judgers_hostile.py:\d+ in rants\)"),
         ("segfaults", "judge_error", r"ended by SIGSEGV \(.*judgers_hostile.py:\d+ in segfaults\)"),
         ("closes", "judge_error", "its process"),
         ("babbles", "judge_error", "its process wrote what is no answer"),
@@ -291,6 +293,21 @@ async def test_what_a_judge_started_ends_with_it(bench: Bench, how: str, tmp_pat
     assert not [pid for pid in left if lives(pid)]
 
 
+async def test_what_is_left_at_call_after_call_is_ended(bench: Bench, tmp_path: Path) -> None:
+    """A judger that leaves processes behind does not fill the machine; one that keeps what it started once keeps it."""
+    left, kept = tmp_path / "left", tmp_path / "kept"
+    for _ in range(TIMES):
+        assert await bench.judge(HOSTILE, how="leaves_children", pids=str(left)) == Reward(1.0)
+    pids = [int(line) for line in left.read_text().split()]
+    assert len(pids) >= TIMES  # the child of each call; a daemon may have been ended before it said its number
+    for pid in pids:
+        await ended(pid)
+    for _ in range(3 * TIMES):
+        assert await bench.judge(HOSTILE, how="keeps_one", pids=str(kept)) == Reward(1.0)
+    [pid] = await asyncio.to_thread(read_pids, kept, 1)
+    assert lives(pid)
+
+
 async def test_closing_ends_what_judges_left(tmp_path: Path) -> None:
     """A daemon of a judge that answered long ago does not outlive the pool."""
     runner = JudgePool(max_workers=1)
@@ -320,6 +337,7 @@ async def test_a_flooded_queue_counts_against_nobody() -> None:
 KILLED = """
 import asyncio, sys
 from rollout_svc.judging.processes import JudgePool
+from rollout_svc.judging.processes.gathered import TIMES
 from rollout_svc.plugins import PluginSpec
 from tests.support.court import a_sample
 

@@ -100,6 +100,8 @@ def test_what_is_no_reward_is_a_typed_failure(result: Any) -> None:
         UnprintableError(),
         Interrupted(),
         SystemExit(3),
+        KeyboardInterrupt(),
+        BaseException("of its own"),
     ],
 )
 def test_what_a_judger_raises_is_a_typed_failure(error: BaseException) -> None:
@@ -279,6 +281,7 @@ async def test_an_instant_judger_needs_no_process() -> None:
         (Unprintable(), "judge_error"),
         (Interrupted(), "judge_error"),
         (SystemExit(3), "judge_error"),
+        (KeyboardInterrupt(), "judge_error"),
     ],
     ids=lambda value: type(value).__name__,
 )

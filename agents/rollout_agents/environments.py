@@ -161,10 +161,8 @@ class _InLoop:
 
 
 def _exitless(function: Any, *arguments: Any) -> Any:
-    try:
+    with blame.contained():
         return function(*arguments)
-    except SystemExit as error:
-        raise RuntimeError(f"it called exit({error})") from error
 
 
 class _InProcess:
@@ -205,7 +203,7 @@ def in_process(sent: tuple[PluginSpec, bytes | None, str, tuple[Any, ...]]) -> _
     try:
         made = construct(spec, "environment") if state is None else pickle.loads(state)  # noqa: S301 - our own bytes
         result = getattr(made, method)(*arguments)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's code
+    except BaseException as error:  # noqa: BLE001 - somebody's code, which may exit
         return _Kept(problem=blame.told(error)[0])
     try:
         return _Kept(pickle.dumps(made), result)

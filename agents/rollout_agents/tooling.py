@@ -118,7 +118,7 @@ def in_process(sent: tuple[PluginSpec, str, dict[str, Any]]) -> Result:
     spec, name, arguments = sent
     try:
         return Result(_text(construct(spec, "tools")(**arguments)))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's code
+    except BaseException as error:  # noqa: BLE001 - somebody's code, which may exit
         return _raised(name, error)
 
 
@@ -134,12 +134,18 @@ def _raised(name: str, error: BaseException) -> Result:
         said = " ".join(f"{type(error).__name__}: {error}".split())
     except Exception:  # noqa: BLE001 - an object of theirs
         said = type(error).__name__
-    return Result(f"error: {name}: {said}", "raised", f"{name}: {told}")
+    return Result(_encodable(f"error: {name}: {said}")[:MOST_CHARS], "raised", f"{name}: {told}")
 
 
 def _text(result: Any) -> str:
     said = result if isinstance(result, str) else orjson.dumps(result, default=str, option=_OPTIONS).decode()
-    return said if len(said) <= MOST_CHARS else f"{said[:MOST_CHARS]}… (cut: {len(said)} characters)"
+    said = said if len(said) <= MOST_CHARS else f"{said[:MOST_CHARS]}… (cut: {len(said)} characters)"
+    return _encodable(said)
+
+
+def _encodable(said: str) -> str:
+    """Half a character has no tokens: names of files and bad decoders make such."""
+    return said.encode(errors="replace").decode()
 
 
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY

@@ -146,10 +146,8 @@ class Work:
 
 async def _awaited(work: Awaitable[Any]) -> Any:
     """Await what may call `exit`, which would end the whole service."""
-    try:
+    with blame.contained():
         return await work
-    except SystemExit as error:
-        raise RuntimeError(f"it called exit({error})") from error
 
 
 def _look(task: asyncio.Task[Any]) -> None:

@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
+from rollout_svc import blame
 from rollout_svc.errors import SampleFailure
 from rollout_svc.filtering.threads import CallThreads, NoThread
 from rollout_svc.filtering.views import GroupView
@@ -78,7 +79,7 @@ class FilterDesk:
             elif self.inline:
                 answer = self._in_place(view)
             else:
-                answer = await self._threads.call(lambda: self._keep(view), self.timeout_s)
+                answer = await self._threads.call(lambda: self._kept(view), self.timeout_s)
             return self._checked(answer)
         except SampleFailure:
             raise
@@ -86,16 +87,20 @@ class FilterDesk:
             raise self._failure(f"no word in {self.timeout_s:g} s") from error
         except NoThread as error:
             raise self._failure(str(error)) from error
-        except (Exception, SystemExit) as error:  # a filter that exits must not end the service
+        except Exception as error:
             raise self._failure(_told(error)) from error
         finally:
             view.close()
 
     def _in_place(self, view: GroupView) -> Any:
         try:
-            return self._keep(view)
+            return self._kept(view)
         except (TimeoutError, asyncio.CancelledError) as error:  # its own: neither our limit nor our cancellation
             raise self._failure(_told(error)) from error
+
+    def _kept(self, view: GroupView) -> Any:
+        with blame.contained():
+            return self._keep(view)
 
     async def _in_task(self, view: GroupView, tasks: TaskOwner, let_go: Callable[[asyncio.Task[Any]], None]) -> Any:
         task = tasks.spawn(f"filter:{view.group_id}", _without_exit(self._keep, view), handled=True)
@@ -139,10 +144,8 @@ def _is_text(reason: str) -> bool:
 
 async def _without_exit(keep: Callable[[GroupView], Any], view: GroupView) -> Any:
     """Run a filter; the loop would end the whole service for one that exits."""
-    try:
+    with blame.contained():
         return await keep(view)
-    except SystemExit as error:
-        raise RuntimeError(f"it called exit({error})") from error
 
 
 def _heard(task: asyncio.Task[Any]) -> None:

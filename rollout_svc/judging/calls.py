@@ -253,8 +253,9 @@ def _instant(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
 
 def _asked_at_once(desk: JudgeDesk, samples: Sequence[JudgedSample]) -> list[Reward]:
     try:
-        verdict = desk.call(list(samples) if desk.by_group else samples[0])
-    except (Exception, SystemExit) as error:
+        with blame.contained():
+            verdict = desk.call(list(samples) if desk.by_group else samples[0])
+    except Exception as error:
         raise _failure(desk, error) from error
     return _rewards(verdict, desk, len(samples))
 
@@ -267,10 +268,8 @@ async def _within(work: Coroutine[Any, Any, Any], lane: Lane, own: OwnTime) -> A
 
 async def _without_exit(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a judger; the loop would end the whole service for one that exits."""
-    try:
+    with blame.contained():
         return await work
-    except SystemExit as error:
-        raise RuntimeError(f"it called exit({error})") from error
 
 
 def _time_out(outcome: asyncio.Future[list[Reward]], work: asyncio.Future[Any], desk: JudgeDesk) -> None:

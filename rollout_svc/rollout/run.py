@@ -313,7 +313,8 @@ class GroupRun:
     async def _run_agent(self, sample: Sample, context: AgentContext) -> None:
         """Run somebody's loop; whatever it raises is typed."""
         try:
-            await self.runtime.agent.run(sample, context)
+            with blame.contained():
+                await self.runtime.agent.run(sample, context)
         except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
             raise
         except asyncio.CancelledError as error:
@@ -321,7 +322,7 @@ class GroupRun:
             if task is not None and task.cancelling():
                 raise
             raise SampleFailure("agent_error", "the agent cancelled itself") from error
-        except (Exception, SystemExit) as error:  # an agent that exits must not end the service
+        except Exception as error:
             raise SampleFailure("agent_error", blame.told(error)[0]) from error
 
     async def _judge(self, member: Member) -> None:

@@ -23,7 +23,7 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.branches import Branches, Match
 from rollout_svc.sessions.exchange import Answer, Asked, End
-from rollout_svc.tool_calls import ToolFormat, read_said
+from rollout_svc.tool_calls import Said, ToolFormat, read_said
 
 __all__ = ["Session"]
 
@@ -151,7 +151,7 @@ class Session:
                 self.speaking = None
             made = turn.ids
             try:
-                said = read_said(await self._context.words.text(made), self.turns, self._form)
+                said = self._read(await self._context.words.text(made), asked)
             except BaseException:
                 if not self._context.over:
                     self._context.take_back()
@@ -162,6 +162,11 @@ class Session:
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
             return Answer(answer_id, said, end, prompt_tokens, len(made))
+
+    def _read(self, text: str, asked: Asked) -> Said:
+        """Read a turn as servers do: calls are for whoever gave tools, and one without a name is what it is, text."""
+        said = read_said(text, self.turns, self._form) if asked.tools else Said(text, ())
+        return said if all(call.name for call in said.calls) else Said(text, ())
 
     def check_turns(self) -> None:
         """End it where it has had all its turns; raises Gone."""

@@ -120,6 +120,7 @@ async def test_calls_of_one_turn_run_side_by_side() -> None:
         (call("sleeps", '{"seconds": "long"}'), "seconds: Input should be a valid number", "bad_arguments"),
         (call("sleeps", '{"seconds": 99}'), "sleeps: no answer in 10 s", "timeout"),
         (call("raises", '{"text": "as (told)"}'), "raises: ValueError: as (told)<", "raised"),
+        (call("raises", '{"half": true}'), "raises: ValueError: half ?<", "raised"),
         ("<tool_call>{]</tool_call>", "cannot be read: no JSON", "unreadable"),
     ],
 )
@@ -136,6 +137,15 @@ def test_what_goes_wrong_is_told_and_counted(said: str, words: str, problem: str
         assert ("tools.py:" in str(meta.get("tool_errors"))) == (problem == "raised")
 
     check()
+
+
+@virtual
+async def test_half_a_character_is_told_as_a_mark() -> None:
+    """An answer that no tokenizer takes does not end its sample."""
+    table = set_table(says(call("halves")), says("done"))
+    await go(table, tools=[f"{HERE}halves"])
+    assert "<tool>a half: ?<" in told(table)
+    assert table.sample.meta["ended"] == "answered"
 
 
 @virtual

@@ -95,7 +95,15 @@ async def test_an_answer_that_is_neither_decides_nothing(kind: Callable[[], Any]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "raised", [ValueError("no idea"), TimeoutError("its own"), SystemExit(3), Unspeakable(), asyncio.CancelledError()]
+    "raised",
+    [
+        ValueError("no idea"),
+        TimeoutError("its own"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        Unspeakable(),
+        asyncio.CancelledError(),
+    ],
 )
 async def test_an_error_decides_nothing(kind: Callable[[], Any], raised: BaseException) -> None:
     """A filter that raises, exits, or cancels itself is a typed failure that names the error."""

@@ -1,7 +1,6 @@
 """A run with agents and judgers that do what they should not: the outcome is the same."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -189,16 +188,20 @@ async def test_an_agent_that_never_asks_is_a_failure() -> None:
     assert (stage.group.account, stage.group.reason, stage.sample.status) == ("failed", "agent_error", S.FAILED)
 
 
-@virtual
-async def test_an_agent_that_exits_fails_alone() -> None:
-    """A loop that calls `sys.exit` ends its sample, not the service."""  # P12
+@pytest.mark.parametrize("ends", [SystemExit(3), KeyboardInterrupt(), BaseException("of its own")], ids=repr)
+def test_an_agent_that_exits_fails_alone(ends: BaseException) -> None:
+    """A loop that calls `sys.exit`, or raises what else is no `Exception`, ends its sample, not the service."""  # P12
 
     async def exits(_: Sample, __: AgentContext) -> Sample:
-        sys.exit(3)
+        raise ends
 
-    stage = Stage(exits, Judger())
-    await stage.run()
-    assert (stage.group.account, stage.group.reason) == ("failed", "agent_error")
+    @virtual
+    async def run() -> None:
+        stage = Stage(exits, Judger())
+        await stage.run()
+        assert (stage.group.account, stage.group.reason) == ("failed", "agent_error")
+
+    run()
 
 
 @virtual

@@ -107,6 +107,19 @@ async def test_other_modes_cancel_no_conversation(mode: str) -> None:
         assert not made.parts.tally.redone
 
 
+async def test_turns_under_one_version_are_not_mixed() -> None:
+    """P7: what was said in between cuts the spans of a sample; the figure counts versions, not spans."""
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, **SECTIONS) as made:
+        Gated.prepare(made.bell)
+        Gated.let("one")
+        engine.answer = lambda _: Reply(tokens=[67])
+        await made.push(prompts("one"))
+        batch = await made.take(groups=1)
+        [sample] = batch["groups"][0]["samples"]
+        assert [span["version"] for span in sample["weight_versions"]] == [0, 0]
+        assert batch["metrics"]["mixed_versions"] == 0
+
+
 async def test_in_mode_abort_a_conversation_is_handed_back() -> None:
     """P10: with `on_pause: abort` a cut turn ends the loop, its environment is closed, and it begins again later."""
     sections = SECTIONS | {"agent": SECTIONS["agent"] | {"on_pause": "abort"}}

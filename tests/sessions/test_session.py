@@ -196,3 +196,28 @@ async def test_a_session_whose_sample_was_taken_is_over() -> None:
     assert session.over
     with pytest.raises(SampleFailure, match="over"):
         session.report(1.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "tools", "end"),
+    [
+        ('<tool_call>{"name": "add", "argum', "length", True, "length"),
+        ("<tool_call>{oops}</tool_call>", "stop", True, "stop"),
+        ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', "stop", False, "stop"),
+    ],
+    ids=["cut", "no JSON", "no tools"],
+)
+def test_what_nobody_could_call_is_text(said: str, finish: Any, tools: bool, end: str) -> None:
+    """A call without a name, or to whoever gave no tools, would end a client: it is told as servers tell it."""
+
+    @virtual
+    async def run() -> None:
+        table = Table(words(said, finish), words("ok"), on_pause="park")
+        session = begin(table)
+        given = ({"type": "function", "function": {"name": "add", "parameters": {}}},) if tools else ()
+        turn = await session.turn(Asked((USER,), tools=given))
+        assert (turn.said.content, turn.said.calls, turn.end) == (said, (), end)
+        await session.turn(Asked((USER, {"role": "assistant", "content": said}, MORE), tools=given))
+        assert table.sample.earlier == []
+
+    run()

@@ -51,6 +51,9 @@ class Hostile:
     def huge(self) -> Any:
         return b"x" * (32 << 20)
 
+    def rants(self) -> None:
+        raise ValueError("x" * (32 << 20))
+
     def segfaults(self) -> None:
         ctypes.string_at(0)
 
@@ -81,6 +84,10 @@ class Hostile:
             time.sleep(LONG_S)
             os._exit(0)
         os.wait()
+
+    def keeps_one(self) -> None:
+        if not Path(self.pids).exists():
+            self._write(subprocess.Popen([sys.executable, "-I", "-S", "-c", f"import time; time.sleep({LONG_S})"]).pid)
 
     def leaves_children_and_hangs(self) -> None:
         self.leaves_children()

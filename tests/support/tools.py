@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-__all__ = ["Lookup", "add", "exits", "forks", "hangs", "pid", "raises", "sleeps", "unclear", "weather"]
+__all__ = ["Lookup", "add", "exits", "forks", "halves", "hangs", "pid", "raises", "sleeps", "unclear", "weather"]
 
 
 def add(a: int, b: int = 1) -> int:
@@ -39,9 +39,14 @@ async def sleeps(seconds: float) -> str:
     return f"slept {seconds:g}"
 
 
-async def raises(text: str) -> NoReturn:
-    """Raise."""
-    raise ValueError(text)
+async def raises(text: str = "", *, half: bool = False) -> NoReturn:
+    """Raise, half a character if wanted."""
+    raise ValueError("half \ud800" if half else text)
+
+
+async def halves() -> str:
+    """Answer with half a character."""
+    return "a half: \udcff"
 
 
 class Lookup:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from rollout_svc import blame
 from rollout_svc.errors import JudgeFailed
 from rollout_svc.judging.processes import frames
+from rollout_svc.judging.processes.gathered import Gathered
 from rollout_svc.plugins import PluginSpec, construct
 
 __all__ = ["work"]
@@ -31,6 +32,7 @@ def work(channel: socket.socket) -> None:
     """Serve calls until the other end is gone; never returns in a fork of this process."""
     me, judgers, read = os.getpid(), dict[bytes, Any](), bytearray()
     due: deque[tuple[int, bytes, bytes]] = deque()
+    gathered = Gathered()
     channel.setblocking(True)
     channel.sendall(frames.answer(0, 0.0, frames.READY))
     while True:
@@ -49,6 +51,7 @@ def work(channel: socket.socket) -> None:
         if os.getpid() != me:
             os._exit(0)
         channel.sendall(frames.answer(number, time.perf_counter() - begun, kind, body))
+        gathered.look()
 
 
 def _skip(due: deque[tuple[int, bytes, bytes]], number: int) -> None:
