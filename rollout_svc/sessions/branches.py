@@ -107,9 +107,9 @@ class Branches:
         branch = found.branch
         if branch is None:
             branch = _Branch(asked, [*found.ids, *added], found.tools)
-        else:  # longer by what is new: what is known of it is kept, and not gone through again
+        else:  # longer by what is new; its messages are the client's own from now on, which compare at once
             self._all.remove(branch)
-            branch.messages += asked[found.known :]
+            branch.messages[:] = asked
             branch.ids += added
         self._all.append(branch)
         asking = _Point(len(asked), len(branch.ids), asking=True)

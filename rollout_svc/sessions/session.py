@@ -22,6 +22,7 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.branches import Branches, Match
 from rollout_svc.sessions.exchange import Answer, Asked, End
+from rollout_svc.sessions.resent import Reader, Resent
 from rollout_svc.tool_calls import ToolFormat, read_said
 
 __all__ = ["Session"]
@@ -93,6 +94,7 @@ class Session:
         self._form: ToolFormat = form
         self._hold_s = hold_s
         self._branches = Branches()
+        self._resent = Resent()
         self._speaking = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -123,6 +125,15 @@ class Session:
     def _used(self) -> None:
         self.last_used = asyncio.get_running_loop().time()
         self.quiet_s = 0.0
+
+    def read(self, raw: bytes, reader: Reader) -> Asked:
+        """Read the body of a request for a turn; what it repeats of the last one is not read again.
+
+        Raises:
+            ValueError: it is not JSON.
+            BadRequest: with the path of the field that is wrong, or that cannot be honoured.
+        """
+        return self._resent.read(raw, reader)
 
     async def turn(self, asked: Asked) -> Answer:
         """Make one turn; whoever is cancelled here leaves no token behind.
@@ -167,7 +178,7 @@ class Session:
         found = self._branches.match(asked.messages, asked.tools)
         added = await self._added(asked, found)
         # A turn that was whole, and whose client left before it was read, is in the sample and in nobody's words.
-        untold = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
+        untold = self._context.length() != len(found.ids)
         if found.current and not untold:
             self._context.append(added)
         elif (prefix := found.ids + added) != self.sample.prefix_ids():
