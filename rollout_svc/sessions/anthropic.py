@@ -89,7 +89,8 @@ def read_messages(given: Sequence[Any], first: int) -> list[dict[str, Any]]:
 def read_fields(body: dict[str, Any], messages: Sequence[dict[str, Any]]) -> Asked:
     """Read a body whose messages are read."""
     for key, allowed, why in _REFUSED:
-        refuse_unless(body, key, allowed, why)
+        if key in body:
+            refuse_unless(body, key, allowed, why)
     thinking = mapping(body.get("thinking") or {}, "thinking")
     why = "thinking cannot be told apart: the model thinks as its template has it"
     refuse_unless(thinking, "type", ("disabled", "adaptive"), why, "thinking.type")

@@ -83,7 +83,8 @@ def read_messages(given: Sequence[Any], first: int) -> list[dict[str, Any]]:
 def read_fields(body: dict[str, Any], messages: Sequence[dict[str, Any]]) -> Asked:
     """Read a body whose messages are read."""
     for key, allowed, why in _REFUSED:
-        refuse_unless(body, key, allowed, why)
+        if key in body:
+            refuse_unless(body, key, allowed, why)
     if body.get("response_format") is not None:
         wanted = mapping(body["response_format"], "response_format")
         why = "a format cannot be promised: ask for it in words"

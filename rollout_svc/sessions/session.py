@@ -93,6 +93,7 @@ class Session:
         self._context = context
         self._form: ToolFormat = form
         self._hold_s = hold_s
+        self._settings = context.sampling  # of the last turn
         self._branches = Branches()
         self._resent = Resent()
         self._speaking = asyncio.Lock()
@@ -203,13 +204,12 @@ class Session:
 
     def _sampling(self, asked: Asked) -> SamplingConfig:
         """The task's settings are what is trained with; a client may ask for fewer tokens, and for more stops."""
-        own = self._context.sampling
-        return own.model_copy(
-            update={
-                "max_tokens": min(own.max_tokens, asked.max_tokens or own.max_tokens),
-                "stop": tuple(dict.fromkeys((*own.stop, *asked.stop))),
-            }
-        )
+        own, last = self._context.sampling, self._settings
+        most = min(own.max_tokens, asked.max_tokens or own.max_tokens)
+        stop = tuple(dict.fromkeys((*own.stop, *asked.stop))) if asked.stop else own.stop
+        if (most, stop) != (last.max_tokens, last.stop):  # as clients ask nearly always: the same again
+            self._settings = last = own.model_copy(update={"max_tokens": most, "stop": stop})
+        return last
 
     def report(self, reward: float) -> None:
         """Note the reward that its agent, or whoever watches it, gives.
