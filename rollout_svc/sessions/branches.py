@@ -10,7 +10,8 @@ Invariants:
 - A point is a place where the model spoke, or was about to: between points nothing is gone on from.
 - Ids are never encoded twice: what a point has is what the model was given, or made.
 - The arguments of a call are the same however a client's JSON spells them: the order of keys, 1 for 1.0.
-- A turn costs what is new in it, but for one comparison of the messages: a branch grows in place.
+- A turn costs what is new in it: a branch grows in place, and messages that are the same objects, as `resent.py` has
+  them, compare at once.
 """
 
 from __future__ import annotations
