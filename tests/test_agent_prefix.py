@@ -42,9 +42,10 @@ def _do(sample: Sample, attempt: int, move: str, ids: list[int]) -> None:
 
 
 def check(prefix: Prefix, sample: Sample) -> None:
-    """It tells all ids, in the order in which a call has them."""
-    written = prefix.of(sample)
+    """It tells all ids, in the order in which a call has them, and how many."""
     wanted = sample.prefix_ids() + sample.turn_ids()
+    assert prefix.length(sample) == len(wanted)
+    written = prefix.of(sample)
     assert (written.ids, written.length) == (wanted, len(wanted))
 
 

@@ -175,6 +175,10 @@ class AgentContext:
         kept = {key: value for key, value in self._sample.meta.items() if key not in meta}
         self._sample.meta = kept | {key: value for key, value in meta.items() if value is not None}
 
+    def length(self) -> int:
+        """How many tokens there are: the prompt's, and all since."""
+        return self._prefix.length(self._sample)
+
     @property
     def over(self) -> bool:
         """Whether another attempt has the sample, or none: nothing can be written under this one any more."""

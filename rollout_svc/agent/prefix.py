@@ -21,33 +21,37 @@ __all__ = ["Prefix"]
 class Prefix:
     """What was written of one sample's conversation so far."""
 
-    __slots__ = ("_count", "_known", "_last", "_prompt", "_text")
+    __slots__ = ("_kept", "_known", "_last", "_prompt")
 
     def __init__(self) -> None:
         self._prompt: list[int] | None = None
-        self._known = 0  # segments of the sample that are in `_text`
+        self._known = 0  # segments of the sample that are in `_kept`
         self._last: Segment | None = None
-        self._text = b""
-        self._count = 0
+        self._kept = WrittenIds(b"", 0)
 
     def __repr__(self) -> str:
-        return f"<Prefix {self._count} ids of {self._known} segments>"
+        return f"<Prefix {self._kept.length} ids of {self._known} segments>"
 
     def of(self, sample: Sample) -> WrittenIds:
         """Write the prompt and all tokens since, those of the turn under way included."""
+        self._catch_up(sample)
+        rest = sample.segments[self._known :]
+        return self._kept.plus(*(part.ids for part in sorted(rest, key=lambda part: part.by_model)))
+
+    def length(self, sample: Sample) -> int:
+        """How many ids that would be."""
+        self._catch_up(sample)
+        return self._kept.length + sum(len(segment.ids) for segment in sample.segments[self._known :])
+
+    def _catch_up(self, sample: Sample) -> None:
         segments = sample.segments
         same = self._known <= len(segments) and (not self._known or segments[self._known - 1] is self._last)
         if self._prompt is not sample.prompt_ids or not same:
             self._prompt, self._known, self._last = sample.prompt_ids, 0, None
-            self._text, self._count = WrittenIds.of(sample.prompt_ids)
+            self._kept = WrittenIds.of(sample.prompt_ids)
+        whole = []
         while self._known < len(segments) and segments[self._known].turn < sample.turn:
             self._last = segments[self._known]
-            self._text, self._count = WrittenIds(self._text, self._count).plus(self._last.ids)
+            whole.append(self._last.ids)
             self._known += 1
-        rest = segments[self._known :]
-        written = WrittenIds(self._text, self._count)
-        for by_model in (False, True):
-            for segment in rest:
-                if segment.by_model is by_model:
-                    written = written.plus(segment.ids)
-        return written
+        self._kept = self._kept.plus(*whole)

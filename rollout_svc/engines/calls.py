@@ -55,11 +55,13 @@ class WrittenIds(NamedTuple):
         """Write ids."""
         return cls(orjson.dumps(ids)[1:-1], len(ids))
 
-    def plus(self, ids: list[int]) -> WrittenIds:
-        """These, and more."""
-        if not ids or not self.length:
-            return WrittenIds.of(ids) if ids else self
-        return WrittenIds(b"%b,%b" % (self.text, orjson.dumps(ids)[1:-1]), self.length + len(ids))
+    def plus(self, *more: list[int]) -> WrittenIds:
+        """These, and more; what there is is copied once."""
+        parts = [orjson.dumps(ids)[1:-1] for ids in more if ids]
+        if not parts:
+            return self
+        text = b",".join((self.text, *parts) if self.length else parts)
+        return WrittenIds(text, self.length + sum(map(len, more)))
 
     @property
     def json(self) -> orjson.Fragment:

@@ -29,6 +29,7 @@ from rollout_svc.sessions import anthropic, openai
 from rollout_svc.sessions.exchange import Answer, Asked
 from rollout_svc.sessions.refusals import headers
 from rollout_svc.sessions.registry import Sessions
+from rollout_svc.sessions.resent import Reader
 from rollout_svc.sessions.session import Session
 
 __all__ = ["chat_completions", "end_session", "messages", "models", "open_session", "report_reward"]
@@ -41,9 +42,9 @@ _MODEL: Final = "policy"  # a client may name any
 
 
 class _Shape(NamedTuple):
-    """How an API writes things."""
+    """How an API reads and writes things."""
 
-    read: Callable[[Any], Asked]
+    reader: Reader
     write: Callable[[Answer, Asked], dict[str, Any]]
     stream: Callable[[Answer, Asked], Iterator[bytes]]
     error: Callable[[BaseException], tuple[int, dict[str, Any]]]
@@ -51,7 +52,7 @@ class _Shape(NamedTuple):
 
 
 def _shape_of(api: ModuleType) -> _Shape:
-    return _Shape(api.read_request, api.write_answer, api.stream_answer, api.write_error, api.write_models)
+    return _Shape(api, api.write_answer, api.stream_answer, api.write_error, api.write_models)
 
 
 _OPENAI: Final = _shape_of(openai)
@@ -126,17 +127,17 @@ def _find(site: Site, request: web.Request, session_id: str) -> Session:
 async def _answered(site: Site, request: web.Request, session_id: str, shape: _Shape) -> web.StreamResponse:
     """Answer a request for a turn, whatever comes of it."""
     try:
-        _find(site, request, session_id)
-        asked = shape.read(await _json(request))
+        known = _find(site, request, session_id)
+        asked = await _read(request, known, shape)
         session, sessions = _find(site, request, session_id), site.service.parts.sessions
         return await _turn(request, sessions, session, asked, shape)
     except (ServiceError, SampleFailure) as error:
         return _refused(error, shape)
 
 
-async def _json(request: web.Request) -> Any:
+async def _read(request: web.Request, session: Session, shape: _Shape) -> Asked:
     try:
-        return orjson.loads(await request.read())
+        return session.read(await request.read(), shape.reader)
     except ValueError as error:
         raise BadRequest.at("", f"the body is not JSON: {error}") from error
     except web.RequestPayloadError as error:

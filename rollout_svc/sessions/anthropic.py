@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -33,7 +33,15 @@ from rollout_svc.sessions.reading import (
 )
 from rollout_svc.sessions.refusals import refusal
 
-__all__ = ["read_request", "stream_answer", "write_answer", "write_error", "write_models"]
+__all__ = [
+    "read_fields",
+    "read_messages",
+    "read_request",
+    "stream_answer",
+    "write_answer",
+    "write_error",
+    "write_models",
+]
 
 _PIECE: Final = 512
 """Characters of a delta: the turn is whole before it is told, so pieces only keep events short."""
@@ -66,24 +74,33 @@ def read_request(body: dict[str, Any]) -> Asked:
         BadRequest: with the path of the field that is wrong, or that cannot be honoured.
     """
     mapping(body, "body")
+    return read_fields(body, read_messages(items(body.get("messages"), "messages"), 0))
+
+
+def read_messages(given: Sequence[Any], first: int) -> list[dict[str, Any]]:
+    """Read a body's messages from the one at `first` on; one may be several of ours."""
+    messages = [one for place, item in enumerate(given, first) for one in _messages(item, place)]
+    if messages and messages[-1]["role"] == "assistant":
+        path = f"messages.{first + len(given) - 1}"
+        raise BadRequest.at(path, "the last message is the assistant's: prefill is not supported")
+    return messages
+
+
+def read_fields(body: dict[str, Any], messages: Sequence[dict[str, Any]]) -> Asked:
+    """Read a body whose messages are read."""
     for key, allowed, why in _REFUSED:
-        refuse_unless(body, key, allowed, why)
+        if key in body:
+            refuse_unless(body, key, allowed, why)
     thinking = mapping(body.get("thinking") or {}, "thinking")
     why = "thinking cannot be told apart: the model thinks as its template has it"
     refuse_unless(thinking, "type", ("disabled", "adaptive"), why, "thinking.type")
     output = mapping(body.get("output_config") or {}, "output_config")
     refuse_unless(output, "format", (), "a format cannot be promised: ask for it in words", "output_config.format")
     _check_management(body)
-    given = items(body.get("messages"), "messages")
-    messages = [*_system(body), *(one for place, item in enumerate(given) for one in _messages(item, place))]
-    if not given:
+    if not messages:
         raise BadRequest.at("messages", "expected at least one message")
-    if messages[-1]["role"] == "assistant":
-        raise BadRequest.at(
-            f"messages.{len(given) - 1}", "the last message is the assistant's: prefill is not supported"
-        )
     return Asked(
-        messages=tuple(messages),
+        messages=(*_system(body), *messages),
         tools=_tools(body),
         max_tokens=count(body, "max_tokens"),
         temperature=fraction(body, "temperature", 1.0),

@@ -10,7 +10,8 @@ Invariants:
 - A point is a place where the model spoke, or was about to: between points nothing is gone on from.
 - Ids are never encoded twice: what a point has is what the model was given, or made.
 - The arguments of a call are the same however a client's JSON spells them: the order of keys, 1 for 1.0.
-- A turn costs what is new in it, but for one comparison of the messages: a branch grows in place.
+- A turn costs what is new in it: a branch grows in place, and messages that are the same objects, as `resent.py` has
+  them, compare at once.
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ class Branches:
         branch = found.branch
         if branch is None:
             branch = _Branch(asked, [*found.ids, *added], found.tools)
-        else:  # longer by what is new: what is known of it is kept, and not gone through again
+        else:  # longer by what is new; its messages are the client's own from now on, which compare at once
             self._all.remove(branch)
-            branch.messages += asked[found.known :]
+            branch.messages[:] = asked
             branch.ids += added
         self._all.append(branch)
         asking = _Point(len(asked), len(branch.ids), asking=True)

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -34,7 +34,15 @@ from rollout_svc.sessions.reading import (
 )
 from rollout_svc.sessions.refusals import refusal
 
-__all__ = ["read_request", "stream_answer", "write_answer", "write_error", "write_models"]
+__all__ = [
+    "read_fields",
+    "read_messages",
+    "read_request",
+    "stream_answer",
+    "write_answer",
+    "write_error",
+    "write_models",
+]
 
 _PIECE: Final = 512
 """Characters of a delta: the turn is whole before it is told, so pieces only keep events short."""
@@ -64,19 +72,29 @@ def read_request(body: dict[str, Any]) -> Asked:
         BadRequest: with the path of the field that is wrong, or that cannot be honoured.
     """
     mapping(body, "body")
+    return read_fields(body, read_messages(items(body.get("messages"), "messages"), 0))
+
+
+def read_messages(given: Sequence[Any], first: int) -> list[dict[str, Any]]:
+    """Read a body's messages from the one at `first` on."""
+    return [_message(item, f"messages.{place}") for place, item in enumerate(given, first)]
+
+
+def read_fields(body: dict[str, Any], messages: Sequence[dict[str, Any]]) -> Asked:
+    """Read a body whose messages are read."""
     for key, allowed, why in _REFUSED:
-        refuse_unless(body, key, allowed, why)
+        if key in body:
+            refuse_unless(body, key, allowed, why)
     if body.get("response_format") is not None:
         wanted = mapping(body["response_format"], "response_format")
         why = "a format cannot be promised: ask for it in words"
         refuse_unless(wanted, "type", ("text",), why, "response_format.type")
-    messages = items(body.get("messages"), "messages")
     if not messages:
         raise BadRequest.at("messages", "expected at least one message")
     options = mapping(body.get("stream_options") or {}, "stream_options")
     key = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     return Asked(
-        messages=tuple(_message(item, f"messages.{place}") for place, item in enumerate(messages)),
+        messages=tuple(messages),
         tools=_tools(body),
         max_tokens=count(body, key),
         temperature=fraction(body, "temperature", 2.0),

@@ -23,6 +23,7 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import Sample
 from rollout_svc.sessions.branches import Branches, Match
 from rollout_svc.sessions.exchange import Answer, Asked, End
+from rollout_svc.sessions.resent import Reader, Resent
 from rollout_svc.tool_calls import Said, ToolFormat, read_said
 
 __all__ = ["Session"]
@@ -91,7 +92,9 @@ class Session:
         self._context = context
         self._form: ToolFormat = form
         self._hold_s = hold_s
+        self._settings = context.sampling  # of the last turn
         self._branches = Branches()
+        self._resent = Resent()
         self._speaking = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -122,6 +125,15 @@ class Session:
     def _used(self) -> None:
         self.last_used = asyncio.get_running_loop().time()
         self.quiet_s = 0.0
+
+    def read(self, raw: bytes, reader: Reader) -> Asked:
+        """Read the body of a request for a turn; what it repeats of the last one is not read again.
+
+        Raises:
+            ValueError: it is not JSON.
+            BadRequest: with the path of the field that is wrong, or that cannot be honoured.
+        """
+        return self._resent.read(raw, reader)
 
     async def turn(self, asked: Asked) -> Answer:
         """Make one turn; whoever is cancelled here leaves no token behind.
@@ -183,7 +195,7 @@ class Session:
         found = self._branches.match(asked.messages, asked.tools)
         added = await self._added(asked, found)
         # Where another conversation was begun, and its first turn dropped, the sample is not what was said last.
-        dropped = len(self.sample.prompt_ids) + self.sample.response_length != len(found.ids)
+        dropped = self._context.length() != len(found.ids)
         if found.current and not dropped:
             self._context.append(added)
         elif (prefix := found.ids + added) != self.sample.prefix_ids():
@@ -208,13 +220,12 @@ class Session:
 
     def _sampling(self, asked: Asked) -> SamplingConfig:
         """The task's settings are what is trained with; a client may ask for fewer tokens, and for more stops."""
-        own = self._context.sampling
-        return own.model_copy(
-            update={
-                "max_tokens": min(own.max_tokens, asked.max_tokens or own.max_tokens),
-                "stop": tuple(dict.fromkeys((*own.stop, *asked.stop))),
-            }
-        )
+        own, last = self._context.sampling, self._settings
+        most = min(own.max_tokens, asked.max_tokens or own.max_tokens)
+        stop = tuple(dict.fromkeys((*own.stop, *asked.stop))) if asked.stop else own.stop
+        if (most, stop) != (last.max_tokens, last.stop):  # as clients ask nearly always: the same again
+            self._settings = last = own.model_copy(update={"max_tokens": most, "stop": stop})
+        return last
 
     def report(self, reward: float) -> None:
         """Note the reward that its agent, or whoever watches it, gives.

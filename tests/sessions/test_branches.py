@@ -119,3 +119,22 @@ def _message(letter: str) -> dict[str, Any]:
 
 def _letter(message: dict[str, Any]) -> str:
     return message["content"] if message["role"] == "user" else chr(0x100 + int(message["content"]))
+
+
+class Watched(dict[str, Any]):  # noqa: PLW1641 - dicts have no hash
+    """A message that counts how often it is compared word for word."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        self.compared += 1
+        return super().__eq__(other)
+
+
+def test_a_message_is_compared_once() -> None:
+    """What a client sends for the model's own words takes their place: the same objects again compare at once."""
+    branches, told = spoken(), [Watched(USER), Watched(SAID), Watched(OTHER)]
+    speak(branches, told, [5], SAID, [6])
+    before = [message.compared for message in told]
+    assert branches.match([*told, SAID, OTHER], []) == Match([1, 2, 3, 4, 5, 6], 4, asking=False, current=True)
+    assert [message.compared for message in told] == before

@@ -188,6 +188,19 @@ async def test_a_client_may_ask_for_less() -> None:
 
 
 @virtual
+async def test_what_is_asked_for_again_is_not_made_again() -> None:
+    """Settings that two turns have in common are the same object, whose parameters a dialect keeps; others are not."""
+    table = Table(*[words("y", "stop") for _ in range(4)], max_tokens=10, on_pause="park")
+    session = begin(table)
+    for most in (None, 3, 3, None):
+        await session.turn(Asked((USER,), max_tokens=most))
+    first, less, again, last = [asked.sampling for asked in table.caller.asked]
+    assert first is table.sampling
+    assert again is less
+    assert [one.max_tokens for one in (first, less, last)] == [10, 3, 10]
+
+
+@virtual
 async def test_a_session_whose_sample_was_taken_is_over() -> None:
     """P5: it makes no more turns, and takes no reward."""
     table = Table(on_pause="park")
