@@ -193,7 +193,7 @@ class JudgerCheck:
             rule = "group"
         elif rule == "raises" and happened.startswith("ConfigError: "):  # made here, and not there
             rule = "process"
-        if not isinstance(verdict.__cause__, Runaway):
+        if not _was_freed(verdict):
             report.add(rule, done, happened, where or self._where)
         return False
 
@@ -247,6 +247,13 @@ class JudgerCheck:
 
 def _cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
+
+
+def _was_freed(error: BaseException | None) -> bool:
+    """Whether it held the loop, and was made to let go: that is told by itself."""
+    while error is not None and not isinstance(error, Runaway):
+        error = error.__cause__
+    return error is not None
 
 
 def _wrong_parts(reward: Reward) -> str | None:

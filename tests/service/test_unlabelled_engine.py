@@ -94,7 +94,7 @@ async def test_a_disk_update_is_refused_by_name(tmp_path: Any) -> None:
         await made.pause()
         with pytest.raises(NotNow) as failed:
             await made.service.update_weights(1, {"kind": "disk", "path": str(tmp_path)})
-        assert "lmdeploy loads no weights from disk" in failed.value.detail["workers"]["w0"]["error"]
+        assert "lmdeploy takes no weights by disk here" in failed.value.detail["workers"]["w0"]["error"]
         assert made.service.status()["weight_version"] == 0
 
 

@@ -91,7 +91,10 @@ _ALL: Final = (
         "P28",
         (
             "sample.sample",
-            "        self.packed = None\n        self.segments, self.earlier = [], []\n        if self.asked_ids",
+            (
+                "        self.packed = None\n        self.segments, self.earlier, self._left = [], [], None\n"
+                "        if self.asked_ids"
+            ),
             "        if self.asked_ids",
         ),
     ),
