@@ -11,7 +11,7 @@ JOBS   ?= 2
 # shared, and so do all tests of Ray, which have one cluster (tests/conftest.py).
 SPREAD ?= -n $(JOBS) --dist loadgroup
 
-.PHONY: help demo test lint format simulate mutants mutants-quick fuzz bench
+.PHONY: help demo test test-long lint format simulate mutants mutants-quick fuzz bench
 .PHONY: chaos chaos-smoke durability proofs soak soak-smoke test-shards test-router test-vllm test-vllm-smoke test-wheel clean
 
 help: ## Show the targets.
@@ -27,6 +27,9 @@ demo: $(VENV)/.installed ## Watch the whole loop learn on this machine (ARGS="--
 
 test: $(VENV)/.installed ## Run the tests (ARGS="-k pause"; SPREAD= for one process).
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
+
+test-long: $(VENV)/.installed ## Run those that wait for real processes again and again (about a minute).
+	$(BIN)/python -m pytest $(SPREAD) tests/long $(ARGS)
 
 lint: $(VENV)/.installed ## Check style and types.
 	$(BIN)/ruff check .

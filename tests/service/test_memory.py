@@ -15,7 +15,7 @@ from rollout_svc.service import RolloutService
 from rollout_svc.tensors import MemoryStore
 from rollout_svc.tensors.shards import Fetcher
 from rollout_svc.tensors.shards.process import _process, fetch_buffer, install
-from tests.service.test_launching import engine as launched
+from tests.long.test_launching import engine as launched
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.stage import Stage, make_config, stage
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rollout_svc.rpc.client import SyncRolloutClient
-from tests.test_examples import EXAMPLES, ROOT, free_port, start
+from tests.long.test_examples import EXAMPLES, ROOT, free_port, start
 
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
 

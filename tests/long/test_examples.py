@@ -10,7 +10,7 @@ import yaml
 
 from rollout_svc.rpc.client import SyncRolloutClient
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
 
 if not EXAMPLES.is_dir():
