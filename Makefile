@@ -28,7 +28,7 @@ demo: $(VENV)/.installed ## Watch the whole loop learn on this machine (ARGS="--
 test: $(VENV)/.installed ## Run the tests (ARGS="-k pause"; SPREAD= for one process).
 	$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-test-long: $(VENV)/.installed ## Run those that wait for real processes again and again (about a minute).
+test-long: $(VENV)/.installed ## Run those that wait for real processes again and again (about two minutes).
 	$(BIN)/python -m pytest $(SPREAD) tests/long $(ARGS)
 
 lint: $(VENV)/.installed ## Check style and types.
