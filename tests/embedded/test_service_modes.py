@@ -111,8 +111,8 @@ async def test_an_answer_goes_on_after_its_engine_slept(tmp_path: Path) -> None:
         await made.push(1)
         await engine.queued(1)
         await engine.step(FROZEN_AFTER - 1)
+        report = await made.pause(5.0, offload=("weights", "kv_cache"))  # no step is allowed: it ends where it is
         engine.scheduler.permit(100)
-        report = await made.pause(5.0, offload=("weights", "kv_cache"))
         assert (report.clean, report.offloaded) == (True, {"w0": ["weights", "kv_cache"]})
         assert sum(parameter.nbytes for parameter in engine.scheduler.model.parameters()) == 0
         await made.service.update_weights(1, {"kind": "disk", "path": str(tmp_path)})
