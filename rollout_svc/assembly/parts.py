@@ -109,23 +109,7 @@ def assemble(
     fleet = FleetParts(ground)
     work = _WorkParts(ground, fleet, prepared)
     stop = _StopParts(ground, fleet, work)
-    batches = Batches(
-        buffer=ground.buffer,
-        tally=ground.tally,
-        bus=bus,
-        storage=ground.storage,
-        settling=ground.settling,
-        mixture=work.producer.mixture,
-        lease_s=prepared.config.buffer.lease_s,
-        max_staleness=prepared.config.trainer.max_staleness,
-        max_token_staleness=prepared.config.trainer.max_token_staleness,
-        version=lambda: fleet.fleet.version,
-        hopeless=hopeless,
-        shortage=shortage,
-        paused_s=lambda: stop.pauses.paused_s,
-        on_demand=work.producer.wake,
-        new_id=outside.new_id,
-    )
+    batches = _batches(ground, fleet, work, stop, hopeless, shortage)
     checkpoints = Checkpoints(
         tasks=ground.tasks,
         storage=storage if isinstance(storage, Snapshots) else None,
@@ -161,6 +145,35 @@ def assemble(
         evaluations=work.evaluations,
         checkpoints=checkpoints,
         sessions=ground.sessions,
+    )
+
+
+def _batches(
+    ground: Ground,
+    fleet: FleetParts,
+    work: _WorkParts,
+    stop: _StopParts,
+    hopeless: Callable[[int], bool],
+    shortage: Callable[[int], Shortage],
+) -> Batches:
+    """What is handed over; see `Batches`."""
+    config = ground.config
+    return Batches(
+        buffer=ground.buffer,
+        tally=ground.tally,
+        bus=ground.bus,
+        storage=ground.storage,
+        settling=ground.settling,
+        mixture=work.producer.mixture,
+        lease_s=config.buffer.lease_s,
+        max_staleness=config.trainer.max_staleness,
+        max_token_staleness=config.trainer.max_token_staleness,
+        version=lambda: fleet.fleet.version,
+        hopeless=hopeless,
+        shortage=shortage,
+        paused_s=lambda: stop.pauses.paused_s,
+        on_demand=work.producer.wake,
+        new_id=ground.outside.new_id,
     )
 
 
