@@ -1,15 +1,21 @@
 """What every test needs."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
+
+from tests.support.stalls import Stalls
 
 # pytest-asyncio asks for the main thread's loop around each synchronous fixture; where none was ever set, Python 3.11
 # makes one that nobody closes, and the run ends with a ResourceWarning. Once set, to None, it is not made.
 asyncio.set_event_loop(None)
 
+AGAIN = "run once more"
 _RAY = Path(__file__).parent / "ray"
+_STALLS = pytest.StashKey[Stalls]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -18,3 +24,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         together = "ray" if _RAY in item.path.parents else str(item.path)
         item.add_marker(pytest.mark.xdist_group(together))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Watch for moments in which the whole machine stands still."""
+    session.stash[_STALLS] = Stalls()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the watch."""
+    session.stash[_STALLS].close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what was run once more."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for title, said in getattr(report, "sections", []) if getattr(report, "when", "") == "call" else []:
+                if title == AGAIN:
+                    terminalreporter.line(f"run once more: {report.nodeid}: {said}", yellow=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Run a test once more where it failed while the machine stood still, and say so; else its first word counts."""
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    began = time.monotonic()
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    stood = item.session.stash[_STALLS].since(began) if any(report.failed for report in reports) else 0.0
+    if stood and isinstance(item, pytest.Function):
+        item._initrequest()  # what pytest does itself before the first run
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        for report in reports:
+            report.sections.append((AGAIN, f"the machine stood still for {stood:.1f} s in the first run"))
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
