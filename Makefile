@@ -12,7 +12,7 @@ JOBS   ?= 2
 SPREAD ?= -n $(JOBS) --dist loadgroup
 
 .PHONY: help demo test test-long lint format simulate mutants mutants-quick fuzz bench
-.PHONY: chaos chaos-smoke durability proofs soak soak-smoke test-shards test-router test-vllm test-vllm-smoke test-wheel clean
+.PHONY: chaos chaos-smoke durability proofs soak soak-smoke test-shards test-ray test-router test-vllm test-vllm-smoke test-wheel clean
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s %s\n", $$1, $$2}'
@@ -125,6 +125,9 @@ test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.
 	$(PYTHON) -m venv .venv-router
 	.venv-router/bin/pip install --quiet --disable-pip-version-check sglang-router==0.3.2
 	@touch $@
+
+test-ray: $(VENV)/.installed ## Test on a Ray cluster of four nodes on this machine (ARGS="-m short": a part of it).
+	$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 test-router: $(VENV)/.installed .venv-router/.installed ## Test behind a real sglang-router, with real engines (about 2 minutes).
 	$(BIN)/python -m pytest -s tests/router $(ARGS)

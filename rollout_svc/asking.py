@@ -74,7 +74,7 @@ async def preflight(config: Config, plan: Plan) -> dict[str, Any]:
     """Ask everybody, and make the record of it: `workers`, `plan`, `warnings`, `problems` and whether all is `ok`."""
     async with HttpTransport() as transport:
         answers = await ask_engines(config, transport)
-    problems = [*complaints(config, answers), *await asyncio.to_thread(taken_addresses, config.workers)]
+    problems = [*complaints(config, answers), *await asyncio.to_thread(taken_addresses, config)]
     return {
         "ok": not problems,
         "workers": [

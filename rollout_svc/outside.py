@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollout_svc.buffer.storage import Storage
+from rollout_svc.config import Config
 from rollout_svc.engines import HttpTransport, Transport
 from rollout_svc.judging import ProcessRunner
 from rollout_svc.judging.processes import JudgePool
 from rollout_svc.launching import Launcher, ProcessLauncher
+from rollout_svc.launching.cluster import RayLauncher
 from rollout_svc.tensors import Store, Threads, WorkThreads
 from rollout_svc.workers.placement import Groups
 from rollout_svc.workers.placement_groups import RayGroups
@@ -39,6 +41,10 @@ def _tools() -> ProcessRunner:
     return JudgePool(_TOOL_PROCESSES)
 
 
+def _launcher(config: Config) -> Launcher:
+    return ProcessLauncher() if config.cluster is None else RayLauncher(config)
+
+
 def _threads() -> Threads:
     return WorkThreads(_TENSOR_THREADS)
 
@@ -51,7 +57,7 @@ class Outside:
         transport: carries calls to engines.
         processes: runs synchronous judgers; None: `judges.processes` of them do.
         tools: runs synchronous tools and environments of agent loops.
-        launcher: starts engines.
+        launcher: has places for engines that are started, as the configuration says.
         groups: looks up the placement groups of the Ray cluster at an address.
         tensors: makes what keeps heavy tensors; None: as `experts.store` says.
         threads: does what takes long beside the loop.
@@ -64,7 +70,7 @@ class Outside:
     transport: Callable[[], Transport] = HttpTransport
     processes: Callable[[], ProcessRunner] | None = None
     tools: Callable[[], ProcessRunner] = _tools
-    launcher: Callable[[], Launcher] = ProcessLauncher
+    launcher: Callable[[Config], Launcher] = _launcher
     groups: Callable[[str], Groups] = RayGroups
     tensors: Callable[[], Store] | None = None
     threads: Callable[[], Threads] = _threads

@@ -65,7 +65,7 @@ async def open_store(config: Config, outside: Outside, storage: Storage) -> Stor
     if name == "memory":
         return MemoryStore()
     try:
-        return await asyncio.to_thread(make_store, name, config.experts.ray_address)
+        return await asyncio.to_thread(make_store, name, config.ray_address)
     except Exception as error:  # Ray is not installed, or of another version than the cluster's, or something else
         await storage.close()
         raise ConfigError.at("experts.store", f"{name}: {type(error).__name__}: {error}") from error

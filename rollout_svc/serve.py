@@ -11,12 +11,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import structlog
@@ -24,12 +23,10 @@ import structlog
 from rollout_svc.config import Config
 from rollout_svc.errors import ConfigError, ServiceError
 from rollout_svc.events import ComponentDied, EventBus
+from rollout_svc.hosting import calm_collector, hosted
 from rollout_svc.loop import new_event_loop
-from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
-from rollout_svc.observe.metrics import Metrics
 from rollout_svc.recovery import Restore
-from rollout_svc.rpc.server import serve_http
 from rollout_svc.service import RolloutService
 from rollout_svc.startup import StartFailed
 
@@ -39,8 +36,6 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_BAD_CONFIG: Final = 2
 _SECOND_SIGNAL: Final = 130  # what a shell shows for a process that SIGINT ended
-_GC_OBJECTS: Final = 20_000  # young objects before they are collected: some milliseconds of one turn
-_GC_GENERATION: Final = 100  # collections before the survivors are looked at again
 _LINES_AT_ONCE: Final = 64  # log lines in one turn of the loop
 _log = structlog.get_logger("serve")
 
@@ -66,29 +61,24 @@ def serve(config: Config, level: Level = "info", restore: Restore | None = None)
 
 
 async def _serve(config: Config, level: Level, restore: Restore | None) -> tuple[int, tuple[str, ...]]:
-    bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
-    service = RolloutService(config, bus=bus, restore=restore)
-    log_events(bus, level)
-    if sys.stderr.isatty():
-        _show_weights(bus)
-    metrics = Metrics(bus, service.status)
     stop, failed = asyncio.Event(), asyncio.Event()
-    bus.subscribe(ComponentDied, lambda _: failed.set())
-    _on_signals(stop)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, _tell_stuck, service)
-    async with serve_http(service, metrics.render) as url:
-        await service.start()
-        if service.recovered:
-            _log.info("journal.recovered", path=config.buffer.path, **service.recovered)
+    async with hosted(config, level, restore, before=_prepare(stop, failed)) as (service, url):
         _say(f"service.listening url={url}")
-        _log.info("service.listening", url=url, workers=len(config.workers))
-        try:
-            code = await _run(service, url, stop, failed)
-        finally:
-            await service.stop()
-            _log.info("service.stopped", survivors=service.survivors)
-        return code, service.survivors
+        code = await _run(service, url, stop, failed)
+    return code, service.survivors
+
+
+def _prepare(stop: asyncio.Event, failed: asyncio.Event) -> Callable[[RolloutService], None]:
+    """Have signals and deaths heard before anything is started."""
+
+    def prepare(service: RolloutService) -> None:
+        if sys.stderr.isatty():
+            _show_weights(service.bus)
+        service.bus.subscribe(ComponentDied, lambda _: failed.set())
+        _on_signals(stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _tell_stuck, service)
+
+    return prepare
 
 
 async def _run(service: RolloutService, url: str, stop: asyncio.Event, failed: asyncio.Event) -> int:
@@ -104,7 +94,7 @@ async def _run(service: RolloutService, url: str, stop: asyncio.Event, failed: a
         except StartFailed as error:
             sys.stderr.write(f"{error}\n")
             return EXIT_FAILED
-        _calm_collector()
+        calm_collector()
         _say(f"service.ready url={url}")
         _log.info("service.running", plan=service.concurrency())
         while not stop.is_set():
@@ -126,12 +116,6 @@ def _show_weights(bus: EventBus) -> None:
     from rollout_svc.observe.weight_bar import show_weights  # noqa: PLC0415 - as above
 
     show_weights(bus, Console(stderr=True))
-
-
-def _calm_collector() -> None:
-    """Collect rarely: a sample is freed by its last reference, and collections were a third of its cost."""
-    gc.freeze()  # what was imported lives as long as the process: no collection needs to look at it again
-    gc.set_threshold(_GC_OBJECTS, _GC_GENERATION, _GC_GENERATION)
 
 
 def _say(line: str) -> None:

@@ -28,7 +28,7 @@ from rollout_svc.evaluations.evaluation import records_of
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.group import Group
-from rollout_svc.launching import address_problems, launch_problems
+from rollout_svc.launching import newcomer_problems
 from rollout_svc.observe.memory import MemorySampler
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
@@ -415,8 +415,8 @@ class RolloutService:
         """
         self._check_alive()
         if config.launch is not None:
-            problems = launch_problems(config.launch, "launch")
-            problems += await asyncio.to_thread(address_problems, config.launch, "launch")
+            on_cluster = self.config.cluster is not None
+            problems = await asyncio.to_thread(newcomer_problems, config.launch, "launch", on_cluster=on_cluster)
             if problems:
                 raise _bad_request(problems)
             self._check_alive()

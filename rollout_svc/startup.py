@@ -50,7 +50,7 @@ async def refuse_taken(config: Config) -> None:
         ConfigError: its port is in use.
     """
     if any(worker.launch is not None for worker in config.workers):
-        problems = await asyncio.to_thread(taken_addresses, config.workers)
+        problems = await asyncio.to_thread(taken_addresses, config)
         if problems:
             raise ConfigError(problems)
 

@@ -14,7 +14,7 @@ from tests.support.stalls import Stalls
 asyncio.set_event_loop(None)
 
 AGAIN = "run once more"
-_RAY = Path(__file__).parent / "ray"
+_RAY = {Path(__file__).parent / "ray", Path(__file__).parent / "cluster"}
 _STALLS = pytest.StashKey[Stalls]()
 
 
@@ -22,7 +22,7 @@ _STALLS = pytest.StashKey[Stalls]()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep a file's tests in one process, for what it starts is shared, and all tests of Ray: one cluster."""
     for item in items:
-        together = "ray" if _RAY in item.path.parents else str(item.path)
+        together = "ray" if _RAY & set(item.path.parents) else str(item.path)
         item.add_marker(pytest.mark.xdist_group(together))
 
 

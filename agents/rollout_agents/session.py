@@ -143,7 +143,7 @@ class SessionAgent:
             return
         if (code := process.gone.result()) != 0:
             # The last line says most, and what is shown of a long message is its beginning.
-            before, _, last = (await launcher.last_words(log))[-_LAST_CHARS:].rpartition("\n")
+            before, _, last = (await process.last_words())[-_LAST_CHARS:].rpartition("\n")
             said = f"{last}\nbefore that: {before}" if before else last or "it said nothing"
             raise SampleFailure("agent_error", f"it {how_it_ended(code)}: {said}")
 

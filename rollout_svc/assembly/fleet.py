@@ -68,8 +68,8 @@ class FleetParts:
         self.launching = Launching(
             pool=self.pool,
             supervisor=self.supervisor,
-            launcher=ground.outside.launcher(),
-            groups=ground.outside.groups(config.experts.ray_address),
+            launcher=ground.outside.launcher(config),
+            groups=ground.outside.groups(config.ray_address),
             tasks=tasks,
             bus=bus,
             rng=ground.rng,

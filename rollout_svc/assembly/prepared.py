@@ -66,7 +66,7 @@ def prepare(config: Config) -> Prepared:
         except ConfigError as error:
             problems.extend(error.problems)
     for index, worker in enumerate(config.workers):
-        if worker.launch is not None:
+        if worker.launch is not None and config.cluster is None:
             problems += launch_problems(worker.launch, f"workers.{index}.launch")
     problems += _lost_on_the_way(config)
     others = {f"tasks.{index}.prompts.jsonl": task.prompts.jsonl for index, task in enumerate(config.tasks)}

@@ -1,6 +1,7 @@
 """The settings of a service, as frozen values; defaults and bounds live here."""
 
 from rollout_svc.config.base import Listed
+from rollout_svc.config.cluster import ClusterConfig, Resources
 from rollout_svc.config.placement import BUNDLES_VARIABLE, PlacementConfig
 from rollout_svc.config.settings import (
     BufferConfig,
@@ -32,12 +33,13 @@ from rollout_svc.config.tasks import (
     SamplingConfig,
     TaskConfig,
 )
-from rollout_svc.config.workers import Dialect, LaunchConfig, WorkerConfig, address_of
+from rollout_svc.config.workers import Dialect, LaunchConfig, WorkerConfig, address_of, launch_misfit
 
 __all__ = [
     "BUNDLES_VARIABLE",
     "AgentConfig",
     "BufferConfig",
+    "ClusterConfig",
     "Config",
     "Dialect",
     "EvaluationConfig",
@@ -55,6 +57,7 @@ __all__ = [
     "PluginConfig",
     "ProducerConfig",
     "PromptsConfig",
+    "Resources",
     "Routing",
     "SamplingConfig",
     "ServiceConfig",
@@ -68,4 +71,5 @@ __all__ = [
     "WorkerConfig",
     "address_of",
     "is_loopback",
+    "launch_misfit",
 ]

@@ -15,8 +15,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, refuse, refuse_repeats
+from rollout_svc.config.cluster import Cluster
 from rollout_svc.config.tasks import TaskConfig
-from rollout_svc.config.workers import WorkerConfig, address_of
+from rollout_svc.config.workers import WorkerConfig, address_of, launch_misfit
 from rollout_svc.tool_calls import ToolFormat
 
 __all__ = [
@@ -266,6 +267,8 @@ class Config(Settings):
     """How text becomes tokens."""
     workers: Listed[WorkerConfig] = ()
     """The engines; may be empty, workers can be added while the service runs."""
+    cluster: Cluster = None
+    """The Ray cluster that launched engines run on; null: this machine."""
     routing: Routing = "least_tokens"
     """Which worker takes a request: who has least in flight, where its group went first, or each in its turn."""
     start_timeout_s: Seconds = 600.0
@@ -321,6 +324,21 @@ class Config(Settings):
                 place = places.setdefault(address_of(url), f"engine {nth} of worker {index}")
                 if place != f"engine {nth} of worker {index}":
                     raise refuse(("workers", index, "engines", nth), f"{url!r} is already {place}")
+        return self
+
+    @property
+    def ray_address(self) -> str:
+        """Of the Ray cluster, for whatever needs one."""
+        return self.experts.ray_address if self.cluster is None else self.cluster.address
+
+    @model_validator(mode="after")
+    def _launches_fit_the_cluster(self) -> Self:
+        for index, worker in enumerate(self.workers):
+            problem = (
+                None if worker.launch is None else launch_misfit(worker.launch, on_cluster=self.cluster is not None)
+            )
+            if problem is not None:
+                raise refuse(("workers", index, "launch", problem[0]), problem[1])
         return self
 
     @field_validator("tasks")

@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, refuse
+from rollout_svc.config.cluster import Resources
 from rollout_svc.config.placement import BUNDLES_VARIABLE, PlacementConfig
 
-__all__ = ["LOG_FOLDER", "LaunchConfig", "WorkerConfig", "address_of"]
+__all__ = ["LOG_FOLDER", "LaunchConfig", "WorkerConfig", "address_of", "launch_misfit"]
 
 _LAST_PORT: Final = 65535
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -65,17 +66,20 @@ class LaunchConfig(Settings):
     """The program and its arguments, run without a shell. `{port}` and `{host}` stand for where it has to listen,
     `{python}` for the interpreter that runs the service."""
     host: str = Field("127.0.0.1", min_length=1, pattern=r"^[^\s/]+$")
-    """Where the engine listens and is reached."""
+    """Where the engine listens and is reached; on a cluster its node's address, and not to be given."""
     port: Annotated[int | Literal["auto"], BeforeValidator(_port)] = "auto"
     """Where it listens; `auto` finds a free one, and `{port}` has to be in the command."""
     env: dict[Annotated[str, Field(pattern=r"^[^=\x00]+$")], Text] = Field(default_factory=dict, repr=False)
     """Variables laid over the service's own environment; `${NAME}` is the value of one of the service's."""
     log_dir: str | None = Field(None, min_length=1)
-    """Folder of the engine's log, `WORKER.log`, which is kept and appended to; null: `engine-logs`."""
+    """Folder of the engine's log, `WORKER.log`, which is kept and appended to; null: `engine-logs`, on a cluster the
+    folder of Ray's own logs on its node."""
     restarts: int = Field(5, ge=0, le=1000)
     """How often it is started again in any `restart_window_s` when its process ends; then its worker stays DEAD."""
     restart_window_s: Seconds = 3600.0
     """Seconds after which a restart is forgotten."""
+    resources: Resources | None = None
+    """On a cluster, what its bundle of the placement group holds, as in `{CPU: 4, GPU: 1}`; null: one CPU."""
     placement: PlacementConfig | None = None
     """Where LMDeploy makes its Ray workers, in a placement group that it does not own."""
 
@@ -89,9 +93,9 @@ class LaunchConfig(Settings):
         """Its address, where that does not wait for a free port."""
         return None if self.port == "auto" else self.url_at(self.port)
 
-    def command_at(self, port: int | None) -> tuple[str, ...]:
-        """The command, filled in. Plain replacement: an argument may be JSON, full of braces."""
-        places = {"{python}": sys.executable, "{host}": self.host, "{port}": str(port)}
+    def command_at(self, port: int | None, host: str | None = None, python: str = sys.executable) -> tuple[str, ...]:
+        """The command, filled in for a place. Plain replacement: an argument may be JSON, full of braces."""
+        places = {"{python}": python, "{host}": host or self.host, "{port}": str(port)}
 
         def filled(word: str) -> str:
             for name, value in places.items():
@@ -100,9 +104,9 @@ class LaunchConfig(Settings):
 
         return tuple(map(filled, self.command))
 
-    def url_at(self, port: int) -> str:
+    def url_at(self, port: int, host: str | None = None) -> str:
         """The address of the engine where it listens at this port; whoever listens everywhere is reached from here."""
-        host = self.host
+        host = host or self.host
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -129,6 +133,15 @@ class LaunchConfig(Settings):
         if self.placement is not None and BUNDLES_VARIABLE in self.env:
             raise refuse(("env", BUNDLES_VARIABLE), "is made from placement.bundles: leave one of the two out")
         return self
+
+
+def launch_misfit(launch: LaunchConfig, *, on_cluster: bool) -> tuple[str, str] | None:
+    """Say which setting of a launch means nothing where the engine is to run, and why; None where all do."""
+    if on_cluster and "host" in launch.model_fields_set:
+        return "host", "on a cluster an engine listens at the address of its node, {host} in the command: leave it out"
+    if not on_cluster and launch.resources is not None:
+        return "resources", "are set aside on a cluster only: give `cluster: ray`, or leave them out"
+    return None
 
 
 class WorkerConfig(Settings):

@@ -3,8 +3,8 @@
 What is decided (`policy`, `ports`) is apart from what is done (`processes`, `leash`).
 """
 
-from rollout_svc.launching.checks import address_problems, launch_problems, taken_addresses
-from rollout_svc.launching.launch import Launch, Launcher, LaunchFailed, Process, how_it_ended
+from rollout_svc.launching.checks import launch_problems, newcomer_problems, taken_addresses
+from rollout_svc.launching.launch import Launch, Launcher, LaunchFailed, Process, Seat, how_it_ended
 from rollout_svc.launching.leash import leashed
 from rollout_svc.launching.policy import Restarts
 from rollout_svc.launching.ports import choose_port
@@ -17,11 +17,12 @@ __all__ = [
     "Process",
     "ProcessLauncher",
     "Restarts",
-    "address_problems",
+    "Seat",
     "choose_port",
     "how_it_ended",
     "launch_problems",
     "leashed",
+    "newcomer_problems",
     "tail",
     "taken_addresses",
 ]

@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 
-from rollout_svc.config import LaunchConfig, WorkerConfig
+from rollout_svc.config import Config, LaunchConfig, launch_misfit
 from rollout_svc.errors import Problem
 from rollout_svc.launching.processes import ProcessLauncher
 
-__all__ = ["address_problems", "launch_problems", "taken_addresses"]
+__all__ = ["address_problems", "launch_problems", "newcomer_problems", "taken_addresses"]
 
 
 def launch_problems(config: LaunchConfig, where: str) -> list[Problem]:
@@ -45,10 +44,23 @@ def address_problems(config: LaunchConfig, where: str) -> list[Problem]:
     return []
 
 
-def taken_addresses(workers: Iterable[WorkerConfig]) -> list[Problem]:
-    """Say the same of every configured worker that is launched."""
-    launched = ((f"workers.{index}.launch", worker.launch) for index, worker in enumerate(workers))
-    return [problem for where, config in launched if config is not None for problem in address_problems(config, where)]
+def newcomer_problems(config: LaunchConfig, where: str, *, on_cluster: bool) -> list[Problem]:
+    """Say what is wrong with an engine that is to be launched while the service runs; takes its time.
+
+    Of what another machine has, on a cluster, nothing is known here: an engine that cannot start there says so itself.
+    """
+    misfit = launch_misfit(config, on_cluster=on_cluster)
+    if misfit is not None:
+        return [Problem(f"{where}.{misfit[0]}", misfit[1])]
+    return [] if on_cluster else [*launch_problems(config, where), *address_problems(config, where)]
+
+
+def taken_addresses(config: Config) -> list[Problem]:
+    """Say of every configured worker that is launched on this machine why it could not listen now."""
+    if config.cluster is not None:
+        return []
+    launched = ((f"workers.{index}.launch", worker.launch) for index, worker in enumerate(config.workers))
+    return [problem for where, launch in launched if launch is not None for problem in address_problems(launch, where)]
 
 
 def _program_problem(config: LaunchConfig) -> str | None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rollout_svc.config import LaunchConfig
 from rollout_svc.errors import RolloutError
 
-__all__ = ["Launch", "LaunchFailed", "Launcher", "Process", "how_it_ended"]
+__all__ = ["Launch", "LaunchFailed", "Launcher", "Process", "Seat", "how_it_ended"]
 
 
 class LaunchFailed(RolloutError):
@@ -60,9 +61,28 @@ class Process(Protocol):
     def kill(self) -> None:
         """End it, and everything it started."""
 
+    async def last_words(self) -> str:
+        """The last lines of its log."""
 
-class Launcher(Protocol):
-    """Starts processes, and owns them."""
+
+class Seat(Protocol):
+    """A place for one engine: a machine, and what is known of it."""
+
+    @property
+    def host(self) -> str | None:
+        """Address at which the engine listens and is reached; None: as it is configured."""
+
+    @property
+    def python(self) -> str:
+        """The interpreter there."""
+
+    @property
+    def log_folder(self) -> Path | None:
+        """Where a log goes that was given no place; None: below the folder the service runs in."""
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """To choose from, where none is configured."""
 
     def is_free(self, host: str, port: int) -> bool:
         """Whether a process could listen there now."""
@@ -70,8 +90,23 @@ class Launcher(Protocol):
     async def start(self, launch: Launch) -> Process:
         """Start a process; raises LaunchFailed."""
 
-    async def last_words(self, log: Path) -> str:
-        """The last lines of a log."""
+    async def release(self) -> None:
+        """Give the place back: its engine has ended, and is not started again."""
+
+
+class Launcher(Protocol):
+    """Has places for engines, and owns what runs there."""
+
+    @property
+    def here(self) -> Seat | None:
+        """The place of every engine, where that is known before any is started; None: each gets one when it starts."""
+
+    async def seat(self, worker_id: str, config: LaunchConfig) -> Seat:
+        """Give an engine a place: the one it had, or another where that one is gone.
+
+        Raises:
+            LaunchFailed: there is none now.
+        """
 
     async def close(self, deadline: float) -> None:
         """End every process until `deadline` (loop time), which leaves time for the kill; idempotent."""

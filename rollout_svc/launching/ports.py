@@ -5,7 +5,7 @@ Invariant: pure: whether a port is free is asked of whoever can tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from random import Random
 from typing import Final
 
@@ -20,7 +20,13 @@ _DEFAULTS: Final = frozenset({23_333})  # LMDeploy's own
 _TRIES: Final = 200
 
 
-def choose_port(before: int | None, taken: Container[int | None], is_free: Callable[[int], bool], rng: Random) -> int:
+def choose_port(
+    before: int | None,
+    taken: Container[int | None],
+    is_free: Callable[[int], bool],
+    rng: Random,
+    ports: Sequence[int] = AUTO_PORTS,
+) -> int:
     """Choose a port: the one it had where that is still free, else any.
 
     Args:
@@ -28,6 +34,7 @@ def choose_port(before: int | None, taken: Container[int | None], is_free: Calla
         taken: ports that are others', whether or not they listen there now.
         is_free: whether nobody listens there.
         rng: chooses.
+        ports: to choose from.
 
     Raises:
         LaunchFailed: none was found to be free.
@@ -35,7 +42,7 @@ def choose_port(before: int | None, taken: Container[int | None], is_free: Calla
     if before is not None and is_free(before):
         return before
     for _ in range(_TRIES):
-        port = rng.choice(AUTO_PORTS)
+        port = rng.choice(ports)
         if port not in _DEFAULTS and port not in taken and is_free(port):
             return port
-    raise LaunchFailed(f"no free port among {_TRIES} tried in {AUTO_PORTS.start}-{AUTO_PORTS.stop - 1}")
+    raise LaunchFailed(f"no free port among {_TRIES} tried in {min(ports)}-{max(ports)}")

@@ -17,13 +17,16 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from rollout_svc.config import LaunchConfig
 from rollout_svc.launching.launch import Launch, LaunchFailed
 from rollout_svc.launching.leash import leashed
+from rollout_svc.launching.ports import AUTO_PORTS
 from rollout_svc.tasks import wait_until
 
 __all__ = ["LeashedProcess", "ProcessLauncher", "tail"]
@@ -38,7 +41,7 @@ _TAIL_BYTES: Final = 16_384  # of a log that are looked at
 class LeashedProcess(asyncio.Protocol):
     """A process on a leash; reads what its leash reports."""
 
-    def __init__(self, leash: subprocess.Popen[bytes]) -> None:
+    def __init__(self, leash: subprocess.Popen[bytes], log: Path) -> None:
         loop = asyncio.get_running_loop()
         self.pid = 0
         self.started: asyncio.Future[None] = loop.create_future()
@@ -46,6 +49,7 @@ class LeashedProcess(asyncio.Protocol):
         self.ended: asyncio.Future[int | None] = loop.create_future()
         self._said = b""
         self._leash = leash
+        self._log = log
 
     def __repr__(self) -> str:
         return f"<LeashedProcess {self.pid or 'starting'}{' ended' if self.ended.done() else ''}>"
@@ -57,6 +61,10 @@ class LeashedProcess(asyncio.Protocol):
     def kill(self) -> None:
         """End it and everything it started; nothing where it has ended."""
         self._tell(b"k")
+
+    async def last_words(self) -> str:
+        """The last lines of its log."""
+        return await asyncio.to_thread(tail, self._log)
 
     def let_go(self) -> None:
         """Give the leash back: what still runs is asked, and killed by its leash soon after."""
@@ -103,7 +111,12 @@ class LeashedProcess(asyncio.Protocol):
 
 
 class ProcessLauncher:
-    """Starts processes on leashes, each with a log; the real `Launcher`."""
+    """Starts processes on leashes, each with a log: the `Launcher` of this machine, which is the `Seat` of all."""
+
+    host: Final = None
+    python: Final = sys.executable
+    log_folder: Final = None
+    ports: Final = AUTO_PORTS
 
     def __init__(self) -> None:
         self._processes: set[LeashedProcess] = set()
@@ -111,6 +124,18 @@ class ProcessLauncher:
 
     def __repr__(self) -> str:
         return f"<ProcessLauncher {len(self._processes)} running, {len(self._starting)} starting>"
+
+    @property
+    def here(self) -> Self:
+        """Every engine's place: this machine."""
+        return self
+
+    async def seat(self, _worker_id: str, _config: LaunchConfig) -> Self:
+        """Give any engine the same place: this machine."""
+        return self
+
+    async def release(self) -> None:
+        """Nothing was set aside."""
 
     @staticmethod
     def is_free(host: str, port: int) -> bool:
@@ -148,7 +173,7 @@ class ProcessLauncher:
         except OSError as error:
             raise LaunchFailed(f"{error.filename or launch.command[0]}: {error.strerror or error}") from error
         pipe = os.fdopen(reports, "rb", buffering=0)
-        _, process = await loop.connect_read_pipe(lambda: LeashedProcess(leash), pipe)
+        _, process = await loop.connect_read_pipe(lambda: LeashedProcess(leash, launch.log), pipe)
         self._processes.add(process)
         process.ended.add_done_callback(lambda _: self._processes.discard(process))
         await asyncio.wait({process.started}, timeout=_START_S)
@@ -156,11 +181,6 @@ class ProcessLauncher:
             process.kill()
             raise LaunchFailed(f"{launch.command[0]}: it was not started in {_START_S:g} s")
         return process
-
-    @staticmethod
-    async def last_words(log: Path) -> str:
-        """The last lines of a log."""
-        return await asyncio.to_thread(tail, log)
 
     async def close(self, deadline: float) -> None:
         """Ask all to stop, then make them; what has not gone by `deadline` (loop time) is left to its leash."""

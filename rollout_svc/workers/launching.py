@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from rollout_svc.config import LaunchConfig
 from rollout_svc.engines import Endpoint
 from rollout_svc.events import EngineDoubted, EngineExited, EngineStarted, EventBus
-from rollout_svc.launching import Launch, Launcher, LaunchFailed, Process, Restarts, choose_port, how_it_ended
+from rollout_svc.launching import Launch, Launcher, LaunchFailed, Process, Restarts, Seat, choose_port, how_it_ended
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.launched import Launched
 from rollout_svc.workers.placement import Groups, environment, ignored
@@ -44,6 +44,7 @@ class _Kept:
         leaving: done once the worker was removed.
         proved: whether its command has ever answered.
         process: the one that runs.
+        seat: where it runs, or ran last.
     """
 
     worker: Worker
@@ -53,6 +54,7 @@ class _Kept:
     leaving: asyncio.Future[None]
     proved: bool = False
     process: Process | None = None
+    seat: Seat | None = None
 
 
 class Launching:
@@ -78,19 +80,23 @@ class Launching:
         self._rng = rng
         self._kept: dict[str, _Kept] = {}
         self._held = False
+        self._unplaced = 0
         supervisor.on_removed = self._removed
 
     def place(self, config: LaunchConfig) -> str:
-        """Choose the address of an engine that is to be launched.
+        """Choose the address of an engine that is to be launched; where its place is not known yet, one of nobody.
 
         Raises:
             LaunchFailed: no port is free.
         """
-        return self._url(config, None)
+        if self._launcher.here is not None:
+            return self._url(config, self._launcher.here, None)
+        self._unplaced += 1
+        return f"http://unplaced-{self._unplaced}.invalid"
 
     def keep(self, worker: Worker, config: LaunchConfig) -> None:
         """Start the process of a worker that was added, and see to it from now on."""
-        launched = worker.launched = Launched(str(Path(config.log_folder).absolute() / f"{worker.worker_id}.log"))
+        launched = worker.launched = Launched(_log(config, self._launcher.here, worker.worker_id))
         kept = _Kept(
             worker,
             config,
@@ -135,10 +141,11 @@ class Launching:
             if self._held or worker.state is WorkerState.DRAINING:
                 self._supervisor.lost(worker, f"its process {how} (log: {kept.launched.log})")
                 return
-            wait_s = await self._ended(kept, how)
+            wait_s = await self._ended(kept, how, process)
             async with worker.switching:  # what was done to the process that is gone is not in force any more
                 worker.renewed(asyncio.get_running_loop().time())
             if wait_s is None:
+                await _release(kept)
                 return
             await asyncio.wait({kept.leaving}, timeout=wait_s)
             if process is not None:  # what it left behind may hold the device or the port
@@ -155,10 +162,15 @@ class Launching:
             placed = await environment(kept.config.placement, self._groups)
             if kept.leaving.done() or self._held:  # a cluster may take its time
                 return None, "was not started any more"
-            url = self._url(kept.config, worker)
+            seat = kept.seat = await self._launcher.seat(worker.worker_id, kept.config)
+            if kept.leaving.done() or self._held:
+                await _release(kept)
+                return None, "was not started any more"
+            url = self._url(kept.config, seat, worker)
             if url != worker.endpoint.url:
                 worker.move(url)
-            process = await self._launcher.start(_launch(kept.config, placed, url, launched.log))
+            launched.log = _log(kept.config, seat, worker.worker_id)
+            process = await seat.start(_launch(kept.config, placed, seat, url, launched.log))
         except LaunchFailed as failure:
             return None, f"could not be started: {failure}"
         kept.process = process
@@ -169,10 +181,11 @@ class Launching:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if kept.leaving.done():
             await _end(process)
+            await _release(kept)
         launched.pid = kept.process = None
         return process, how_it_ended(process.gone.result() if process.gone.done() else None)
 
-    async def _ended(self, kept: _Kept, how: str) -> float | None:
+    async def _ended(self, kept: _Kept, how: str, process: Process | None) -> float | None:
         """Take the worker out, and say so; returns the seconds until the restart, or None where there is none."""
         worker, launched, config = kept.worker, kept.launched, kept.config
         kept.proved = kept.proved or launched.answered
@@ -188,7 +201,7 @@ class Launching:
         if launched.answered:
             self._supervisor.lost(worker, reason)
         else:
-            launched.last_words = await self._launcher.last_words(Path(launched.log))
+            launched.last_words = "" if process is None else await process.last_words()
             if kept.proved or wait_s is None:
                 self._supervisor.lost(worker, reason)
             else:  # the start still waits for it
@@ -196,23 +209,30 @@ class Launching:
         self._bus.emit(EngineExited(worker.worker_id, how, launched.log, wait_s, launched.last_words))
         return wait_s
 
-    def _url(self, config: LaunchConfig, worker: Worker | None) -> str:
+    def _url(self, config: LaunchConfig, seat: Seat, worker: Worker | None) -> str:
         port = config.port
         if port == "auto":
             workers = (other for other in self._pool.workers.values() if other is not worker)
             others = {_port(place) for other in workers for place in (other.endpoint, *other.engines)}
             before = None if worker is None else _port(worker.endpoint)
-            port = choose_port(before, others, lambda free: self._launcher.is_free(config.host, free), self._rng)
-        return config.url_at(port)
+            host = seat.host or config.host
+            port = choose_port(before, others, lambda free: seat.is_free(host, free), self._rng, seat.ports)
+        return config.url_at(port, seat.host)
 
 
 def _port(place: Endpoint) -> int | None:
     return urlsplit(place.url).port
 
 
-def _launch(config: LaunchConfig, placed: dict[str, str], url: str, log: str) -> Launch:
+def _launch(config: LaunchConfig, placed: dict[str, str], seat: Seat, url: str, log: str) -> Launch:
     env = {"PYTHONUNBUFFERED": "1", **config.env, **placed}  # a log that is behind is no help
-    return Launch(config.command_at(urlsplit(url).port), env, Path(log))
+    return Launch(config.command_at(urlsplit(url).port, seat.host, seat.python), env, Path(log))
+
+
+def _log(config: LaunchConfig, seat: Seat | None, worker_id: str) -> str:
+    """Where the log goes: as configured, else where the seat keeps logs, else below this folder."""
+    own = None if seat is None or config.log_dir is not None else seat.log_folder
+    return str((own or Path(config.log_folder).absolute()) / f"{worker_id}.log")
 
 
 async def _end(process: Process) -> None:
@@ -220,3 +240,8 @@ async def _end(process: Process) -> None:
     await asyncio.wait({process.ended}, timeout=_GRACE_S)
     process.kill()
     await asyncio.wait({process.ended}, timeout=_KILLED_S)
+
+
+async def _release(kept: _Kept) -> None:
+    if kept.seat is not None:
+        await kept.seat.release()

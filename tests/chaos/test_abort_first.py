@@ -20,7 +20,7 @@ import pytest
 
 from bench.floor import Floor
 from bench.process import Child, raise_open_files
-from rollout_svc.serve import _calm_collector
+from rollout_svc.hosting import calm_collector
 from tests.chaos.site import DEADLINE_S, run, site
 from tests.chaos.turns import TurnMeter
 
@@ -93,7 +93,7 @@ def _as_served() -> Iterator[None]:
     """Collect garbage as `serve` does, on both sides."""
     threshold = gc.get_threshold()
     gc.collect()
-    _calm_collector()
+    calm_collector()
     try:
         yield
     finally:

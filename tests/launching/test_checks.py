@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_svc.config import LaunchConfig
-from rollout_svc.launching import address_problems
+from rollout_svc.launching.checks import address_problems
 
 
 @pytest.mark.parametrize("host", ["engine..example", "x" * 64])

@@ -43,7 +43,7 @@ async def test_a_process_is_started_logged_and_its_end_told(tmp_path: Path) -> N
     assert await done(again.ended) == 0
     assert tail(log) == "second"
     assert "hello" in log.read_text()
-    assert await launcher.last_words(tmp_path / "none") == ""
+    assert tail(tmp_path / "none") == ""
     await launcher.close(asyncio.get_running_loop().time() + 5)
 
 

@@ -1,0 +1,97 @@
+"""The actor that has one engine's process on its leash, on whichever node it was placed.
+
+Invariants:
+
+- The process ends when the actor does, however it does: the other end of its leash is the actor's.
+- It lives as long as its owner, the service, whose death ends it without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rollout_svc.launching.launch import Launch, LaunchFailed, Process
+from rollout_svc.launching.ports import AUTO_PORTS
+from rollout_svc.launching.processes import ProcessLauncher
+
+__all__ = ["EngineHost", "Place"]
+
+_PORTS: Final = 64  # free ones that a host names: one engine at a time takes one
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node, as its host sees it.
+
+    Attributes:
+        address: of the node.
+        node_id: Ray's, in hexadecimal.
+        python: the interpreter there.
+        logs: folder of Ray's own logs there.
+        ports: some that nobody listens at.
+    """
+
+    address: str
+    node_id: str
+    python: str
+    logs: str
+    ports: tuple[int, ...]
+
+
+class EngineHost:
+    """Starts an engine's process on its node, and watches it; all calls are made in the actor's loop."""
+
+    def __init__(self) -> None:
+        self._launcher = ProcessLauncher()
+        self._process: Process | None = None
+
+    async def where(self) -> Place:
+        """Say where this is; asked again at each start, for ports come and go."""
+        import ray  # noqa: PLC0415 - a second to import, for those who have a cluster
+
+        context = ray.get_runtime_context()
+        util: Any = ray.util
+        address: str = util.get_node_ip_address()
+        node: Any = ray._private.worker._global_node  # noqa: SLF001 - the folder of its logs is told nowhere else
+        logs = Path(node.get_logs_dir_path())
+        ports = random.sample(AUTO_PORTS, 4 * _PORTS)
+        free = tuple([port for port in ports if self._launcher.is_free(address, port)][:_PORTS])
+        return Place(address, context.get_node_id(), sys.executable, str(logs), free)
+
+    async def start(self, launch: Launch) -> int:
+        """Start the process; returns its number. Raises LaunchFailed."""
+        if self._process is not None and not self._process.ended.done():
+            raise LaunchFailed(f"the process {self._process.pid} has not ended yet")
+        self._process = await self._launcher.start(launch)
+        return self._process.pid
+
+    async def gone(self) -> int | None:
+        """Wait for the end of the process; returns how it ended."""
+        return None if self._process is None else await asyncio.shield(self._process.gone)
+
+    async def ended(self) -> int | None:
+        """Wait until nothing of it is left; returns how it ended."""
+        return None if self._process is None else await asyncio.shield(self._process.ended)
+
+    async def ask(self) -> None:
+        """Ask the process to stop."""
+        if self._process is not None:
+            self._process.ask()
+
+    async def kill(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def last_words(self) -> str:
+        """The last lines of its log."""
+        return "" if self._process is None else await self._process.last_words()
+
+    async def close(self, grace_s: float) -> None:
+        """Ask the process to stop, and end it after that long."""
+        await self._launcher.close(asyncio.get_running_loop().time() + grace_s)

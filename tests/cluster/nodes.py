@@ -1,0 +1,92 @@
+"""A Ray cluster on this machine: raylets, each at a loopback address of its own.
+
+- The head stays; a test that loses a node brings one, and loses that.
+- Each node holds one unit of `at-ADDRESS`, so that something can be put there.
+- A node that is lost is noticed in about two seconds: Ray itself would take a dozen.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["HEAD", "OTHERS", "Nodes", "started"]
+
+HEAD: Final = "127.0.1.1"
+OTHERS: Final = ("127.0.1.2", "127.0.1.3", "127.0.1.4")
+_STORE_BYTES: Final = 128 * 2**20
+_HEALTH: Final = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+
+
+class Nodes:
+    """The nodes that run.
+
+    Attributes:
+        address: of the cluster.
+    """
+
+    def __init__(self, cluster: Any) -> None:
+        self.address: str = cluster.address
+        self._cluster = cluster
+        self._next = 5
+
+    def add(self, cpus: float = 4, **resources: float) -> Any:
+        """Add a node; returns it, with its `node_ip_address`."""
+        address = f"127.0.1.{self._next}"
+        self._next += 1
+        return self._cluster.add_node(wait=True, **_node(address, cpus, resources))
+
+    def lose(self, node: Any) -> None:
+        """End a node as a power cut does."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+
+def _node(address: str, cpus: float, resources: dict[str, float]) -> dict[str, Any]:
+    held = {f"at-{address}": 1.0, **resources}
+    return {"node_ip_address": address, "num_cpus": cpus, "resources": held, "object_store_memory": _STORE_BYTES}
+
+
+@contextmanager
+def started() -> Iterator[Nodes]:
+    """Start a cluster of four nodes, and connect to it; ended with everything that runs there."""
+    own = {
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns that this will change, an error in tests
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as home:
+        before = dict(os.environ)
+        os.environ |= own | {"HOME": home, "RAY_TMPDIR": home}
+        try:
+            yield from _run(Path(home))
+        finally:
+            os.environ.clear()
+            os.environ |= before
+
+
+def _run(home: Path) -> Iterator[Nodes]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    head = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": 0, "_system_config": _HEALTH}
+    cluster = Cluster(initialize_head=True, head_node_args=_node(HEAD, 4, {}) | head | {"temp_dir": str(home / "ray")})
+    try:
+        for address in OTHERS:
+            cluster.add_node(wait=False, **_node(address, 4, {}))
+        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        cluster.wait_for_nodes()
+        yield Nodes(cluster)
+    finally:
+        ray.shutdown()
+        for node in [*cluster.worker_nodes, cluster.head_node]:
+            cluster.remove_node(node, allow_graceful=False)
