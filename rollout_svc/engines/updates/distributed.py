@@ -27,14 +27,13 @@ from rollout_svc.engines.lmdeploy import LMDeployDialect
 from rollout_svc.engines.parsing import control_body
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.engines.updates.protocol import Ask, Opening
+from rollout_svc.engines.updates.sglang_session import ALL, SGLangSession, label_call
 from rollout_svc.engines.updates.vllm import FINISH, end_remains
 from rollout_svc.engines.vllm import VLLMDialect
 from rollout_svc.errors import WorkerFailure
 
 __all__ = ["LMDeployDistributedUpdate", "SGLangDistributedUpdate", "VLLMDistributedUpdate"]
 
-_REFUSED: Final = 400
-_NOT_FOUND: Final = 404
 _OWN: Final = "timeout_s"  # of a group: known to the built-in engine alone
 _GROUP: Final = ("master_address", "master_port", "rank_offset", "world_size", "group_name", "backend")
 _TENSORS: Final = ("names", "dtypes", "shapes")
@@ -91,7 +90,7 @@ class SGLangDistributedUpdate(_GroupUpdate):
     def __init__(self) -> None:
         super().__init__(SGLangDialect())
         self._stages = False
-        self._session = False
+        self._session = SGLangSession()
         self._version = 0
 
     async def open(self, ask: Ask, opening: Opening) -> None:
@@ -100,27 +99,21 @@ class SGLangDistributedUpdate(_GroupUpdate):
         said = control_body(await ask(Call("GET", "/server_info"))).get("weight_transports")
         self._stages = isinstance(said, list) and "distributed" in said
         await self._leave(ask, opening.own.get("leave"))
-        body: dict[str, Any] = {}
+        body = dict(ALL)
         if self._stages:
-            body["check_finite"] = opening.check_finite
+            body = {"check_finite": opening.check_finite}
             if opening.manifest is not None:
                 body["manifest"] = opening.manifest
-        reply = await ask(_call("/begin_weight_update", body))
-        if reply.status == _NOT_FOUND:
-            return
-        self._session = True
-        if reply.status == _REFUSED and not self._stages:  # one that nobody ended is open there still
-            with suppress(WorkerFailure):
-                await self._post(ask, "/end_weight_update", {})
-            reply = await ask(_call("/begin_weight_update", body))
-        self._done(reply, "/begin_weight_update")
+        begun = await self._session.begin(ask, body, ours_alone=self._stages)
+        if begun is not None:
+            self._done(begun, "/begin_weight_update")
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket received, at the same time by all ranks."""
         await self._join(ask, body, *((_OWN,) if self._stages else ()))
         if not self._stages and not self.touched:
             self.touched = True
-            await self._post(ask, *_label(f"{LOADING}{self._version}"))
+            await self._label(ask, f"{LOADING}{self._version}")
         more = {"flush_cache": False, "abort_all_requests": False}
         await self._post(ask, "/update_weights_from_distributed", self._bucket(body) | more)
 
@@ -131,9 +124,9 @@ class SGLangDistributedUpdate(_GroupUpdate):
             return
         if not self.touched:
             raise WorkerFailure("empty", "no weights came")
-        if self._session:
-            await self._post(ask, "/end_weight_update", {})
-        await self._post(ask, *_label(str(version)))
+        if (ended := await self._session.end(ask)) is not None:
+            self._done(ended, "/end_weight_update")
+        await self._label(ask, str(version))
         self.touched = False
 
     async def revert(self, ask: Ask, version: int) -> None:
@@ -145,9 +138,15 @@ class SGLangDistributedUpdate(_GroupUpdate):
     async def abandon(self, ask: Ask) -> None:
         """Forget what was staged, or end the session: one that stays open refuses the next."""
         with suppress(WorkerFailure):
-            if self._session:
-                await self._post(ask, "/abandon_weight_update" if self._stages else "/end_weight_update", {})
+            if not self._stages:
+                await self._session.abandon(ask)
+            elif self._session.is_open:
+                await self._post(ask, "/abandon_weight_update", {})
         await self._drop(ask)
+
+    async def _label(self, ask: Ask, label: str) -> None:
+        call = label_call(label)
+        self._done(await ask(call), call.path)
 
 
 class LMDeployDistributedUpdate(_GroupUpdate):
@@ -232,10 +231,6 @@ class VLLMDistributedUpdate:
 
     async def _post(self, ask: Ask, path: str, body: Mapping[str, Any] | None) -> None:
         self._dialect.parse_done(await ask(_call(path, body)))
-
-
-def _label(label: str) -> tuple[str, dict[str, Any]]:
-    return "/update_weight_version", {"new_version": label, "abort_all_requests": False}  # true by default
 
 
 def _call(path: str, body: Mapping[str, Any] | None) -> Call:

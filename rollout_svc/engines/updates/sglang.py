@@ -23,45 +23,35 @@ import orjson
 from rollout_svc.engines.calls import LOADING, Call
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.engines.updates.protocol import Ask, Opening
+from rollout_svc.engines.updates.sglang_session import SGLangSession, label_call
 from rollout_svc.errors import WorkerFailure
 
 __all__ = ["SGLangUpdate"]
 
 _done: Final = SGLangDialect().parse_done
-_BEGIN: Final = Call("POST", "/begin_weight_update", b'{"selector":"all"}', admin=True)  # a draft model takes part
-_END: Final = Call("POST", "/end_weight_update", b"{}", admin=True)
-_NO_SUCH_ROUTE: Final = frozenset({404, 405})
-_REFUSED: Final = 400
 
 
 class SGLangUpdate:
     """SGLang's side of one update."""
 
-    __slots__ = ("_open", "_version", "touched")
+    __slots__ = ("_session", "_version", "touched")
 
     def __init__(self) -> None:
         self.touched = False
-        self._open = False
+        self._session = SGLangSession()
         self._version = 0
 
     async def open(self, ask: Ask, opening: Opening) -> None:
         """Begin, where the engine has such a thing."""
         self._version = opening.version
-        self._open = True  # one whose answer is lost is to be closed too
-        reply = await ask(_BEGIN)
-        if reply.status == _REFUSED:  # somebody left one open
-            await ask(_END)
-            reply = await ask(_BEGIN)
-        if reply.status in _NO_SUCH_ROUTE:
-            self._open = False
-            return
-        _done(reply)
+        if (begun := await self._session.begin(ask)) is not None:
+            _done(begun)
 
     async def load(self, ask: Ask, body: Mapping[str, Any]) -> None:
         """Have one bucket loaded."""
         if not self.touched:
             self.touched = True
-            _done(await ask(_label(f"{LOADING}{self._version}")))
+            _done(await ask(label_call(f"{LOADING}{self._version}")))
         _done(await ask(Call("POST", "/update_weights_from_tensor", orjson.dumps(body), admin=True)))
 
     async def close(self, ask: Ask, version: int) -> None:
@@ -69,19 +59,11 @@ class SGLangUpdate:
         if not self.touched:
             await self.abandon(ask)
             raise WorkerFailure("empty", "there was nothing to load")
-        if self._open:
-            _done(await ask(_END))
-            self._open = False
-        _done(await ask(_label(str(version))))
+        if (ended := await self._session.end(ask)) is not None:
+            _done(ended)
+        _done(await ask(label_call(str(version))))
         self.touched = False
 
     async def abandon(self, ask: Ask) -> None:
         """End it; what is loaded stays, and the label says so."""
-        if self._open:
-            self._open = False
-            await ask(_END)
-
-
-def _label(label: str) -> Call:
-    body = {"new_version": label, "abort_all_requests": False}  # true by default
-    return Call("POST", "/update_weight_version", orjson.dumps(body), admin=True)
+        await self._session.abandon(ask)
