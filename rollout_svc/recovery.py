@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -154,7 +155,15 @@ async def recall(
     for batch_id, fate in found.ended:
         parts.buffer.remember(batch_id, fate)
     parts.batches.recall(found.step)
+    if found.version is not None and found.weights_path is not None:
+        await _recall_weights(found.version, found.weights_path, parts, prepared)
     return _counted(found)
+
+
+async def _recall_weights(version: int, path: str, parts: Parts, prepared: Prepared) -> None:
+    """Have engines brought to the weights of the life before, unless they can be seen to be gone."""
+    if not prepared.config.weights.check_files or await asyncio.to_thread(os.path.exists, path):
+        parts.fleet.recall(version, path)
 
 
 def keep_partials(parts: Parts, interval_s: float) -> None:

@@ -81,6 +81,7 @@ class Recovered:
         settled_groups: totals by task and outcome.
         settled_samples: totals by outcome.
         version: weight version the fleet had last; None where none was noted.
+        weights_path: where those weights can be loaded from again; None where they cannot.
         step: last step whose batch was acknowledged; None where none was.
     """
 
@@ -96,6 +97,7 @@ class Recovered:
     late_discarded: int = 0
     redone: int = 0
     version: int | None = None
+    weights_path: str | None = None
     step: int | None = None
 
     def __bool__(self) -> bool:

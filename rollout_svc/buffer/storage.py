@@ -65,8 +65,8 @@ class Storage(Protocol):
     def consumed(self, lease: Lease) -> None:
         """A batch was acknowledged: its groups are consumed for good."""
 
-    def versioned(self, version: int) -> None:
-        """The fleet has other weights."""
+    def versioned(self, version: int, path: str | None = None) -> None:
+        """The fleet has other weights; `path`: where they can be loaded from again."""
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class MemoryStorage:
     def consumed(self, lease: Lease) -> None:
         """Promise nothing."""
 
-    def versioned(self, version: int) -> None:
+    def versioned(self, version: int, path: str | None = None) -> None:
         """Promise nothing."""
 
     async def flush(self) -> None:

@@ -5,7 +5,8 @@ Invariants:
 - `version` is a number engines reported or were labelled with by us; it is never a wish.
 - A worker enters traffic only with the fleet's version, confirmed by the worker itself.
 - A label that is no integer means the weights of the start: `initial_version`, and no other, may be set over it.
-- Only an update from `disk` can be replayed to a worker that missed it.
+- Only an update from `disk` can be replayed to a worker that missed it; that of an earlier life as well, as long as its
+  files are there. An engine that has newer weights than those is followed.
 - No worker is admitted while an update is under way, nor on the strength of a version that has changed since.
 - Nobody moves weights to a worker whose admission does: an update leaves it out, and its admission looks again after.
 """
@@ -73,7 +74,7 @@ class Fleet:
         self, *, control: Control, confirmation: Confirmation, initial_version: int, update_timeout_s: float
     ) -> None:
         self.confirmation = confirmation
-        self.on_version: Callable[[int], None] = lambda _: None
+        self.on_version: Callable[[int, str | None], None] = lambda *_: None
         self._version = initial_version
         self._initial_version = initial_version
         self.source: Source | None = None
@@ -82,6 +83,7 @@ class Fleet:
         self._control = control
         self._update_timeout_s = update_timeout_s
         self._anyone = False
+        self._recalled = False
         self.bringing: set[str] = set()
 
     @property
@@ -89,10 +91,16 @@ class Fleet:
         """Trainer steps whose weights the fleet has."""
         return self._version
 
-    @version.setter
-    def version(self, version: int) -> None:
+    def became(self, version: int, source: Source | None) -> None:
+        """Follow what the engines have now, and where it came from; None: nobody knows."""
         self._version = version
-        self.on_version(version)
+        self.source = source
+        self._recalled = False
+        self.on_version(version, None if source is None or source.kind != "disk" else source.path)
+
+    def recall(self, version: int, path: str) -> None:
+        """Have engines brought to what the fleet had in an earlier life, before anything of this one is known."""
+        self._version, self.source, self._recalled = version, Source("disk", path), True
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -152,8 +160,8 @@ class Fleet:
         ):
             # A label that is no integer says nothing: no update has been made, so these are the initial weights.
             await self.set_label(worker, self._initial_version)
-        if worker.version is not None and self.source is None and not self._anyone:
-            self.version = worker.version  # this service is younger than the engines it found
+        if worker.version is not None and not self._anyone and self._follows(worker.version):
+            self.became(worker.version, None)  # this service is younger than the engines it found
         target = self.version
         if worker.version == target and not half_loaded and worker.contradiction is None:
             if worker.flushed != target and self.source is not None:
@@ -170,6 +178,10 @@ class Fleet:
             return f"it reports version {worker.version} after being brought to {target}"
         await self.confirmation.confirm(worker, target, self.source.probe)
         return None
+
+    def _follows(self, version: int) -> bool:
+        """Whether the first engine's word counts more than what is known here."""
+        return self.source is None or (self._recalled and version > self._version)
 
     async def ask(self, worker: Worker) -> int | None:
         """Which version does it say it has? None where it does not say, or does not answer."""

@@ -138,9 +138,8 @@ class WeightUpdater:
             if updated and odd and self._on_failure == "rollback" and source.moves:
                 await self._take_back(targets, before, staged, results)
             elif updated:
-                self._fleet.version = version
+                self._fleet.became(version, source)
                 self.on_updated(version)
-                self._fleet.source = source
             self._take_out([worker for worker in active if not results[worker.worker_id]["ok"]], results)
         self._look_again(targets)
         self._doubt(updated)

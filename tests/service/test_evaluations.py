@@ -180,7 +180,7 @@ async def test_weights_that_move_when_all_is_there_are_too_late_to_matter() -> N
         evaluations = made.parts.evaluations
         evaluating = made.start(made.evaluate(1))
         await made.until(lambda: any(e.complete for e in evaluations._open.values()) or evaluating.done())
-        made.parts.fleet.version = 1
+        made.parts.fleet.became(1, None)
         evaluations._check_versions()
         assert len(await evaluating) == 1
 

@@ -310,3 +310,27 @@ async def test_a_prompt_that_waits_to_be_admitted_once_more_is(
         assert made.parts.ledger.unsettled_groups == 0
         assert made.parts.producer.tail.prompts() == []
         assert made.groups("consumed") == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "gone", "version", "loaded"), [("0", False, 1, 1), ("5", False, 5, 0), ("0", True, 0, 0)]
+)
+async def test_engines_are_brought_to_the_weights_of_the_life_before(
+    disk: Disk, tmp_path: Path, *, found: str, gone: bool, version: int, loaded: int
+) -> None:
+    """P19 P31: before any traffic, where the files are there still; an engine that has newer ones is followed."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, buffer=disk()) as made:
+        source = {"kind": "disk", "path": str(weights), "check_names": False}
+        await made.service.update_weights(1, source, pause={})
+        await disk.dies(made)
+    if gone:
+        weights.rmdir()
+    async with FakeSGLang(weight_version=found) as engine:
+        engine.answer = answered
+        async with stage(engine, pushed=1, buffer=disk()) as made:
+            batch = await made.take(step=version, groups=1)
+            spans = batch["groups"][0]["samples"][0]["weight_versions"]
+            assert [span["version"] for span in spans] == [version]
+            assert len(engine.updates) == loaded

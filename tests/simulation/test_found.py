@@ -113,7 +113,7 @@ def test_an_update_reaches_engines_that_restarted_without_a_label() -> None:  # 
     async def story(world: World, life: Life) -> None:
         engines = list(world.engines.values())
         await life.call("pause", lambda: life.service.pause(deadline_s=0.5))
-        life.parts.fleet.version = 3  # as a service finds it that is younger than its engines
+        life.parts.fleet.became(3, None)  # as a service finds it that is younger than its engines
         for engine in engines:
             engine.crash()
             engine.come_back(0)

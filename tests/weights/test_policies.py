@@ -376,6 +376,6 @@ async def test_nobody_is_let_in_while_an_update_runs() -> None:
         flushed.set()
         await asyncio.sleep(1.0)
         assert not admitting.done()
-        made.fleet.version, made.fleet.source = 2, Source("disk", "/weights/v2")
+        made.fleet.became(2, Source("disk", "/weights/v2"))
     assert await admitting is None
     assert (late.version, made.engine(late).weights) == (2, 2)

@@ -179,9 +179,9 @@ class Journal:
         self._note(notes.Consumed(lease.batch_id, lease.step, _ids(lease)))
         self._tell_tallies()
 
-    def versioned(self, version: int) -> None:
-        """Note the fleet's version."""
-        self._note(notes.Versioned(version))
+    def versioned(self, version: int, path: str | None = None) -> None:
+        """Note the fleet's version, and where its weights can be loaded from again."""
+        self._note(notes.Versioned(version, path))
 
     # -- life ------------------------------------------------------------------------------------------------
 

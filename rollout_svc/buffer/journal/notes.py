@@ -119,9 +119,10 @@ class Consumed(NamedTuple):
 
 
 class Versioned(NamedTuple):
-    """The fleet has other weights."""
+    """The fleet has other weights, which can be loaded again from `path`."""
 
     version: int
+    path: str | None = None
 
 
 class Tallied(NamedTuple):

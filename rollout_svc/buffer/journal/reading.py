@@ -52,6 +52,7 @@ def read_journal(connection: sqlite3.Connection) -> Recovered:
         late_discarded=meta.get("late_discarded", 0),
         redone=meta.get("redone", 0),
         version=meta.get("version"),
+        weights_path=meta.get("weights_path"),
         step=meta.get("step"),
     )
 

@@ -85,7 +85,7 @@ class Tables:
             notes.Leased: self._leased,
             notes.Unleased: self._unleased,
             notes.Consumed: self._consumed,
-            notes.Versioned: lambda note: self._set("version", note.version),
+            notes.Versioned: self._versioned,
             notes.Tallied: self._tallied,
         }
 
@@ -244,7 +244,11 @@ class Tables:
         self._set("late_discarded", note.late_discarded)
         self._set("redone", note.redone)
 
-    def _set(self, key: str, value: int) -> None:
+    def _versioned(self, note: notes.Versioned) -> None:
+        self._set("version", note.version)
+        self._set("weights_path", note.path)
+
+    def _set(self, key: str, value: int | str | None) -> None:
         self._do(_SET_META, (key, value))
 
 
