@@ -123,7 +123,7 @@ class Draining:
             await self._pool.abort(worker, None, timeout_s)
         finally:
             worker.held = False
-            self._pool.changed()
+            self._pool.changed(worker)
 
     async def _goes_on(self, worker: Worker, climb: Climb) -> bool:
         """Whether a count may be believed: what waits at the door of a frozen engine is in no count of its own.
