@@ -406,7 +406,9 @@ class Producer:
         """Set the timer for what rests and may go on next."""
         self._cancel_timer()
         loop = asyncio.get_running_loop()
-        rests = [at for at in (self._buffer.earliest(), *self._caution.ends()) if at is not None and at > loop.time()]
+        rests = [
+            at for at in (self._buffer.rests_until(), *self._caution.ends()) if at is not None and at > loop.time()
+        ]
         if rests:
             self._timer = loop.call_at(min(rests), self.wake)
 
