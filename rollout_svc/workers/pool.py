@@ -216,6 +216,7 @@ class WorkerPool:
         call = EngineCall(request.request_id, sample.sample_id, lane, epoch, loop.time(), worker.version)
         worker.calls[call.request_id] = call
         worker.tokens += tokens
+        worker.in_flight[lane] += 1
         self.in_flight[lane] += 1
         reader = call.reader = worker.dialect.reader() if worker.stream else None
         call.max_tokens = request.max_tokens
@@ -245,6 +246,7 @@ class WorkerPool:
         finally:
             del worker.calls[call.request_id]
             worker.tokens -= tokens
+            worker.in_flight[lane] -= 1
             self.in_flight[lane] -= 1
             if worker.state is WorkerState.DRAINING:
                 worker.attention.set()
