@@ -49,6 +49,7 @@ class Fleet:
     Attributes:
         control_calls: how many were made, by path.
         control_bytes: what they carried.
+        deaf: aborts are taken, and nothing comes of them, nor of connections that are closed.
     """
 
     def __init__(self, engines: int) -> None:
@@ -56,8 +57,9 @@ class Fleet:
         self.labels: dict[str, str] = dict.fromkeys(self.running, "0")
         self.control_calls: dict[str, int] = {}
         self.control_bytes = 0
+        self.deaf = False
         self._order: deque[tuple[str, str]] = deque()
-        self._landing: deque[tuple[asyncio.Future[Reply], Reply]] = deque()
+        self._landing: deque[tuple[asyncio.Future[Reply], str, str, bytes]] = deque()
 
     @property
     def count(self) -> int:
@@ -73,7 +75,14 @@ class Fleet:
         try:
             return await answer
         finally:
-            self.running[url].pop(rid, None)
+            if not self.deaf:
+                self.running[url].pop(rid, None)
+
+    def heal(self) -> None:
+        """Hear again, and lose what nobody waits for any more."""
+        self.deaf = False
+        for running in self.running.values():
+            running.clear()
 
     def finish(self, number: int) -> None:
         """Answer the oldest requests, whole."""
@@ -87,14 +96,14 @@ class Fleet:
             return False
         if not self._landing:
             asyncio.get_running_loop().call_soon(self._land)
-        self._landing.append((answer, _answer(rid, finish, self.labels[url].encode())))
+        self._landing.append((answer, url, rid, finish))
         return True
 
     def _land(self) -> None:
         for _ in range(min(SLICE, len(self._landing))):
-            answer, reply = self._landing.popleft()
+            answer, url, rid, finish = self._landing.popleft()
             if not answer.done():
-                answer.set_result(reply)
+                answer.set_result(_answer(rid, finish, self.labels[url].encode()))
         if self._landing:
             asyncio.get_running_loop().call_soon(self._land)
 
@@ -104,6 +113,8 @@ class Fleet:
         self.control_calls[path] = self.control_calls.get(path, 0) + 1
         self.control_bytes += len(call.body or b"")
         asked = orjson.loads(call.body) if call.body else {}
+        if path == "/abort_request" and self.deaf:
+            return _OK
         if path == "/abort_request":
             for rid in list(self.running[url]) if asked.get("abort_all") else [asked["rid"]]:
                 self._end(url, rid, b"abort")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -19,17 +19,18 @@ import orjson
 
 from rollout_svc.config import Routing
 from rollout_svc.observe.metrics import Metrics
+from rollout_svc.serve import COLLECTOR
 from rollout_svc.status import rss_bytes
 from tests.simulation.scale.stage import GROUP_SIZE, MeteredLoop, Stage
 
-__all__ = ["Figures", "measure"]
+__all__ = ["Figures", "Meter", "measure", "metered"]
 
 Figures = dict[str, float]
 _QUIET_S: Final = 20.0  # virtual seconds of doing nothing but looking after engines
 _TURN_OVER: Final = 0.25  # of what is in flight is answered and replaced where that is measured
 
 
-class _Meter:
+class Meter:
     """Processor seconds and the longest turn of a part of a run."""
 
     def __init__(self, loop: MeteredLoop, figures: Figures) -> None:
@@ -48,7 +49,7 @@ class _Meter:
 
 async def _measure(stage: Stage, loop: MeteredLoop) -> Figures:
     figures: Figures = {}
-    meter, service, engines, in_flight = _Meter(loop, figures), stage.service, stage.engines, stage.in_flight
+    meter, service, engines, in_flight = Meter(loop, figures), stage.service, stage.engines, stage.in_flight
     with meter.of("start", engines):
         await stage.start()
     rss = rss_bytes()
@@ -95,7 +96,7 @@ def _look(stage: Stage, figures: Figures) -> None:
         figures[f"{name}_bytes"] = len(body)
 
 
-async def _stop_and_go(stage: Stage, meter: _Meter, figures: Figures) -> None:
+async def _stop_and_go(stage: Stage, meter: Meter, figures: Figures) -> None:
     """A pause of everything, and the resume that sends all of it again."""
     service, fleet = stage.service, stage.fleet
     running = fleet.count
@@ -116,18 +117,28 @@ async def _stop_and_go(stage: Stage, meter: _Meter, figures: Figures) -> None:
         await stage.fill()
 
 
-def measure(engines: int, in_flight: int, routing: Routing = "least_tokens") -> Figures:
-    """Run one case in virtual time."""
+def metered(work: Callable[[MeteredLoop], Coroutine[Any, Any, Figures]]) -> Figures:
+    """Run something in virtual time, with the collector set as `serve` sets it."""
     loop = MeteredLoop()
+    loop.set_exception_handler(lambda *_: None)  # what a case that went wrong leaves behind is not worth a line each
     thresholds = gc.get_threshold()
     gc.collect()
-    gc.set_threshold(20_000, 100, 100)  # as `serve` does
+    gc.set_threshold(*COLLECTOR)
 
     async def run() -> Figures:
-        return await _measure(Stage(engines, in_flight, routing=routing), loop)
+        return await work(loop)
 
     try:
         return loop.run_until_complete(run())
     finally:
         gc.set_threshold(*thresholds)
         loop.close()
+
+
+def measure(engines: int, in_flight: int, routing: Routing = "least_tokens") -> Figures:
+    """Run one case in virtual time."""
+
+    async def case(loop: MeteredLoop) -> Figures:
+        return await _measure(Stage(engines, in_flight, routing=routing), loop)
+
+    return metered(case)

@@ -21,7 +21,9 @@ from rollout_svc import concurrency, limits
 from rollout_svc.assembly import prepared
 from rollout_svc.buffer.storage import Position
 from rollout_svc.config import (
+    AgentConfig,
     Config,
+    JudgerConfig,
     ProducerConfig,
     PromptsConfig,
     Routing,
@@ -40,6 +42,7 @@ __all__ = ["GROUP_SIZE", "TASK", "MeteredLoop", "Stage", "unlimited_files"]
 
 TASK: Final = "scale"
 GROUP_SIZE: Final = 8
+_PLUGINS: Final = "tests.simulation.scale.plugins"
 _PROMPT: Final = list(range(16))
 _TURNS: Final = 2_000_000  # of the loop, in which what is waited for has to come
 
@@ -103,8 +106,8 @@ def unlimited_files() -> Iterator[None]:
         setattr(concurrency, "raise_open_file_limit", before)  # noqa: B010
 
 
-def config_of(engines: int, in_flight: int, routing: Routing = "least_tokens") -> Config:
-    """Settings under which so many requests run on so many engines, full."""
+def config_of(engines: int, in_flight: int, routing: Routing, agent: str | None, judger: str | None) -> Config:
+    """Settings under which so many requests run on so many engines, full; agent and judger are of `plugins.py`."""
     groups = in_flight // GROUP_SIZE
     return Config(
         workers=tuple(WorkerConfig(url=url_of(number), dialect="sglang") for number in range(engines)),
@@ -115,6 +118,8 @@ def config_of(engines: int, in_flight: int, routing: Routing = "least_tokens") -
                 name=TASK,
                 prompts=PromptsConfig(push=True),
                 sampling=SamplingConfig(max_tokens=64),
+                agent=AgentConfig(path=f"{_PLUGINS}:{agent}") if agent else AgentConfig(name="single_turn"),
+                judger=JudgerConfig(path=f"{_PLUGINS}:{judger}") if judger else JudgerConfig(name="exact"),
             ),
         ),
         trainer=TrainerConfig(
@@ -132,13 +137,21 @@ def config_of(engines: int, in_flight: int, routing: Routing = "least_tokens") -
 class Stage:
     """A running service over a fleet; made within its loop."""
 
-    def __init__(self, engines: int, in_flight: int, *, routing: Routing = "least_tokens") -> None:
+    def __init__(
+        self,
+        engines: int,
+        in_flight: int,
+        *,
+        routing: Routing = "least_tokens",
+        agent: str | None = None,
+        judger: str | None = None,
+    ) -> None:
         self.engines, self.in_flight = engines, in_flight
         self.fleet = Fleet(engines)
         ids = Random(0)
         with unlimited_files():
             self.service = RolloutService(
-                config_of(engines, in_flight, routing),
+                config_of(engines, in_flight, routing, agent, judger),
                 rng=Random(0),
                 outside=Outside(
                     transport=lambda: FleetTransport(self.fleet),
