@@ -20,6 +20,8 @@ _PANELS: Final = (
     ("pause_us", "in_flight", "pause, µs a request"),
     ("dispatch_turn_ms", "in_flight", "longest turn while all are sent, ms"),
 )
+_WIDE: Final = 5
+"""Costs that differ by less are drawn from zero."""
 _SETTINGS: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "scale",
@@ -44,7 +46,11 @@ def plot(path: Path, points: Points, before: Points = ()) -> None:
             axis.set_title(label, fontsize=9)
             axis.set_xlabel("engines" if by == "engines" else "requests in flight")
             axis.set_xscale("log")
-            axis.set_yscale("log")
+            low, high = axis.get_ylim()
+            if high > _WIDE * low:
+                axis.set_yscale("log")
+            else:
+                axis.set_ylim(bottom=0)
             axis.grid(visible=True, color="#e2e8f0", linewidth=0.7)
             axis.spines[["top", "right"]].set_visible(False)
         if before:
