@@ -5,7 +5,7 @@ Invariant: the plan, the workers' limits and the producer's target change togeth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any
 
@@ -60,25 +60,39 @@ class Concurrency:
             Conflict: there is a worker at that url, or no port for another.
             ConfigError: the larger fleet's plan is impossible on this machine; nothing has changed.
         """
+        return self.add_all((config,))[0]
+
+    def add_all(self, configs: Iterable[WorkerConfig]) -> list[str]:
+        """Add engines and follow the plan of the larger fleet, made once for all of them; returns their ids.
+
+        Raises:
+            Conflict: there is a worker at a url, or no port for another; none was added.
+            ConfigError: the larger fleet's plan is impossible on this machine; none was added.
+        """
         pool = self._parts.pool
-        url = config.url or self._place(config)
         taken = {address_of(place.url) for w in pool.workers.values() for place in (w.endpoint, *w.engines)}
-        for place in (url, *config.behind):
-            if address_of(place) in taken:
-                raise Conflict(f"there is a worker at {place} already", type="duplicate")
-            taken.add(address_of(place))
-        worker_id = f"w{self._next_worker}"
-        batch = batch_of(config.max_batch, len(config.behind), self.trainer)
-        batches = self._max_batches(self.trainer) | {worker_id: batch}
+        batches = self._max_batches(self.trainer)
+        made: dict[str, tuple[WorkerConfig, str]] = {}
+        for config in configs:
+            url = config.url or self._place(config)
+            for place in (url, *config.behind):
+                if address_of(place) in taken:
+                    raise Conflict(f"there is a worker at {place} already", type="duplicate")
+                taken.add(address_of(place))
+            worker_id = f"w{self._next_worker + len(made)}"
+            batches[worker_id] = batch_of(config.max_batch, len(config.behind), self.trainer)
+            made[worker_id] = config, url
         raise_open_file_limit(self._plan(self.trainer, batches, self._limits))
-        self._next_worker += 1
-        worker = make_worker(worker_id, config, url, pool, self._rng)
-        pool.add(worker)
+        self._next_worker += len(made)
+        for worker_id, (config, url) in made.items():
+            pool.add(make_worker(worker_id, config, url, pool, self._rng))
         self.replan()
-        if config.launch is not None:
-            self._parts.launching.keep(worker, config.launch)
-        self._parts.supervisor.look_after(worker)
-        return worker_id
+        for worker_id, (config, _) in made.items():
+            worker = pool.workers[worker_id]
+            if config.launch is not None:
+                self._parts.launching.keep(worker, config.launch)
+            self._parts.supervisor.look_after(worker)
+        return list(made)
 
     def _place(self, config: WorkerConfig) -> str:
         if config.launch is None:

@@ -24,10 +24,12 @@ from rollout_svc.recovery import Restore
 from rollout_svc.rpc.server import serve_http
 from rollout_svc.service import RolloutService
 
-__all__ = ["calm_collector", "hosted"]
+__all__ = ["COLLECTOR", "calm_collector", "hosted"]
 
-_GC_OBJECTS: Final = 20_000  # young objects before they are collected: some milliseconds of one turn
-_GC_GENERATION: Final = 100  # collections before the survivors are looked at again
+COLLECTOR: Final = (20_000, 2, 5_000)
+"""Young objects before they are collected, some milliseconds of a turn; how many such collections before what survived
+them is looked at again, in one turn as well: 100 of them held it for a second while 50,000 requests began; and how many
+of those before everything is, which is 40 us for each request in flight."""
 _log = structlog.get_logger("serve")
 
 
@@ -69,4 +71,4 @@ async def hosted(
 def calm_collector() -> None:
     """Collect rarely: a sample is freed by its last reference, and collections were a third of its cost."""
     gc.freeze()  # what was imported lives as long as the process: no collection needs to look at it again
-    gc.set_threshold(_GC_OBJECTS, _GC_GENERATION, _GC_GENERATION)
+    gc.set_threshold(*COLLECTOR)

@@ -109,7 +109,8 @@ def make_plan(
         return Plan(0, 0, 0, trainer.allow_over_concurrency_ratio, max_groups, (*notes, warning))
     required = _required(trainer, len(sizes))
     ratio = trainer.allow_over_concurrency_ratio
-    allowed = {name: ceil(size * _exact(ratio)) for name, size in sizes.items()}
+    allowed_of = {size: ceil(size * _exact(ratio)) for size in set(sizes.values())}  # fractions are slow, sizes few
+    allowed = {name: allowed_of[size] for name, size in sizes.items()}
     warnings: list[str] = [*notes]
     short = [name for name in sizes if name not in limits and allowed[name] < required]
     if short:

@@ -178,8 +178,7 @@ class RolloutService:
         using = (parts.pauses, parts.offloading, parts.pool, parts.tasks)
         self._pauses = PauseCalls(*using, self.config.pause, self._weights, self._check_running)
         self._memory = watch_memory(parts, self.config, self.bus, probes=self._outside.probes)
-        for worker in self.config.workers:
-            self._fleet.add(worker)
+        self._fleet.add_all(self.config.workers)
         parts.evaluations.oldest = lambda groups: oldest_samples(parts, OLDEST, among=groups)
         parts.tasks.spawn("producer", parts.producer.run(), critical=True)
         parts.tasks.spawn("evaluations", parts.evaluations.run(), critical=True)

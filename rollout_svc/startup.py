@@ -7,7 +7,7 @@ every few seconds who is waited for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rollout_svc.assembly import Parts, worker_ids
@@ -69,18 +69,14 @@ async def wait_for_engines(pool: WorkerPool, bus: EventBus, timeout_s: float) ->
     deadline = started + timeout_s
     try:
         while True:
-            waiting = {
-                worker.worker_id: f"{worker.endpoint.url}: {worker.reason}{_log_of(worker)}"
-                for worker in pool.workers.values()
-                if worker.state is WorkerState.STARTING
-            }
+            starting = [worker for worker in pool.workers.values() if worker.state is WorkerState.STARTING]
             over = [w for w in pool.workers.values() if w.launched is not None and w.launched.over]
             if over:
                 raise StartFailed("\n".join(map(_told, over)))
-            if not waiting:
+            if not starting:
                 return
             if loop.time() >= deadline:
-                silent = "; ".join(f"{name} at {reason}" for name, reason in waiting.items())
+                silent = "; ".join(f"{name} at {reason}" for name, reason in _silent(starting).items())
                 raise StartTimeout(f"no answer within start_timeout_s = {timeout_s:g} s: {silent}")
             changed.clear()
             try:
@@ -88,6 +84,7 @@ async def wait_for_engines(pool: WorkerPool, bus: EventBus, timeout_s: float) ->
                     await changed.wait()
             except TimeoutError:
                 elapsed_s = round(loop.time() - started, 1)
+                waiting = _silent(starting)
                 bus.emit(EnginesLoading(waiting, len(pool.workers) - len(waiting), elapsed_s, timeout_s))
     finally:
         unsubscribe()
@@ -120,6 +117,11 @@ def guard_fleet(config: Config, parts: Parts) -> None:
         if (words := newcomers.refuse(worker)) is not None:
             worker.turn_away(words)
     parts.supervisor.unfit = newcomers.refuse
+
+
+def _silent(workers: Iterable[Worker]) -> dict[str, str]:
+    """Where each of them is, and what was last heard of it."""
+    return {worker.worker_id: f"{worker.endpoint.url}: {worker.reason}{_log_of(worker)}" for worker in workers}
 
 
 def _log_of(worker: Worker) -> str:

@@ -313,6 +313,6 @@ def _why_buffered(parts: Parts, lane: Lane, not_before: float, now: float) -> st
         return "gate_closed"
     if not_before > now:
         return "resting"
-    if not parts.pool.active:
+    if not parts.pool.in_traffic:
         return "no_worker"
     return "target_reached" if lane == "train" and parts.producer.waiting == "target_reached" else "next"

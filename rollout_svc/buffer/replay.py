@@ -8,7 +8,8 @@ Invariants:
   in, first out, and what a lease gives back goes to the front.
 - An unfinished group that is set aside is still unfinished, and goes on only when it is asked for by name.
 - The bytes of finished groups, ready and leased, are counted exactly; nothing is ever put out to make room.
-- The clock is passed in.
+- The clock is passed in, and does not go back.
+- What it is asked with every group costs the logarithm of what waits here, whoever rests and for how long.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ class ReplayBuffer:
         self.leased_bytes = 0
         self.heavy_bytes = 0  # among them, of tensors, which lie where their store is
         self._unfinished: OrderedDict[str, Group] = OrderedDict()
-        self._aside: set[str] = set()
-        self._by_age: list[tuple[float, float, int, Group]] = []  # a heap; entries of groups that left are dropped late
+        self._line: dict[str, int] = {}  # those that were not set aside, with the number of their last return
+        self._due: list[tuple[float, float, int, Group]] = []  # a heap by age; what left the line is dropped late
+        self._resting: list[tuple[float, int, Group]] = []  # likewise by the time until which they rest
         self._put = 0
+        self._now = -inf  # of the last look
         self._ready: OrderedDict[str, Group] = OrderedDict()
         self._ages: Counter[tuple[float, float]] = Counter()  # ready groups by their oldest version and their weakest
         self._leases: dict[str, Lease] = {}
@@ -88,48 +91,54 @@ class ReplayBuffer:
         """Keep a group that was handed back unfinished."""
         self._unfinished[group.group_id] = group
         self._put += 1
-        heapq.heappush(self._by_age, (group.oldest, group.created_at, self._put, group))
+        self._line[group.group_id] = self._put
+        if group.not_before <= self._now:
+            heapq.heappush(self._due, (group.oldest, group.created_at, self._put, group))
+        else:
+            heapq.heappush(self._resting, (group.not_before, self._put, group))
         self.changed()
 
     def next_unfinished(self, now: float) -> Group | None:
         """Take out the oldest group whose time has come; None when there is none."""
-        resting: list[tuple[float, float, int, Group]] = []
-        found: Group | None = None
-        while self._by_age and found is None:
-            entry = heapq.heappop(self._by_age)
-            group = entry[-1]
-            if self._unfinished.get(group.group_id) is not group or group.group_id in self._aside:
-                continue
-            if group.not_before <= now:
-                found = self._unfinished.pop(group.group_id)
-            else:
-                resting.append(entry)
-        for entry in resting:
-            heapq.heappush(self._by_age, entry)
-        return found
+        if not self.due(now):
+            return None
+        group = heapq.heappop(self._due)[-1]
+        self.take_out(group)
+        return group
 
     def set_aside(self, group: Group) -> None:
         """Keep a group that was taken out, until it is asked for by name; tells nobody."""
         self._unfinished[group.group_id] = group
-        self._aside.add(group.group_id)
+        self._line.pop(group.group_id, None)
 
     def take_out(self, group: Group) -> None:
         """Take this unfinished group out, also one that was set aside; whoever settles it calls `changed`."""
         del self._unfinished[group.group_id]
-        self._aside.discard(group.group_id)
-
-    def _in_line(self) -> Iterator[Group]:
-        if not self._aside:
-            return iter(self._unfinished.values())
-        return (group for group_id, group in self._unfinished.items() if group_id not in self._aside)
+        self._line.pop(group.group_id, None)
 
     def due(self, now: float) -> bool:
-        """Whether an unfinished group may go on; asked before every start, so it stops at the first it finds."""
-        return any(group.not_before <= now for group in self._in_line())
+        """Whether an unfinished group may go on; asked before every start, so it looks at none that rests."""
+        self._now = now
+        resting, due = self._resting, self._due
+        while resting and (resting[0][0] <= now or not self._stands(resting[0])):
+            entry = heapq.heappop(resting)
+            if self._stands(entry):
+                _, put, group = entry
+                heapq.heappush(due, (group.oldest, group.created_at, put, group))
+        while due and not self._stands(due[0]):
+            heapq.heappop(due)
+        return bool(due)
 
-    def earliest(self) -> float | None:
-        """When the next unfinished group may go on; None when there is none."""
-        return min((group.not_before for group in self._in_line()), default=None)
+    def rests_until(self) -> float | None:
+        """When the next of those that rested at the last look may go on; None when none did."""
+        while self._resting and not self._stands(self._resting[0]):
+            heapq.heappop(self._resting)
+        return self._resting[0][0] if self._resting else None
+
+    def _stands(self, entry: tuple[Any, ...]) -> bool:
+        """Whether a group is in line as it was when it was entered."""
+        put: int = entry[-2]
+        return self._line.get(entry[-1].group_id) == put
 
     # -- bytes -----------------------------------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ class Evaluations:
     def _shortage(self, evaluation: Evaluation) -> NotNow:
         """The time is up: what is there, what is missing, and what that waits for."""
         paused = not self._gate.is_open(_LANE)
-        waits_for = "gate_closed" if paused else "" if self._pool.active else "no_worker"
+        waits_for = "gate_closed" if paused else "" if self._pool.in_traffic else "no_worker"
         detail = {
             "finished": evaluation.finished,
             "failed": evaluation.failed,
@@ -333,7 +333,7 @@ class Evaluations:
 
     def _step(self) -> bool:
         """Start one group; returns whether there may be more to start."""
-        if self.generating >= self._limit or not self._gate.is_open(_LANE) or not self._pool.active:
+        if self.generating >= self._limit or not self._gate.is_open(_LANE) or not self._pool.in_traffic:
             return False
         self._check_versions()
         now = asyncio.get_running_loop().time()

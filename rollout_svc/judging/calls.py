@@ -24,11 +24,12 @@ import math
 from collections.abc import Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from rollout_svc import blame
 from rollout_svc.errors import Interrupted, JudgeFailed, SampleFailure
-from rollout_svc.gate import Gate, Lane
+from rollout_svc.gate import LANES, Gate, Lane
 from rollout_svc.judging.desk import JudgeDesk
 from rollout_svc.judging.own_time import OwnTime
 from rollout_svc.judging.values import (
@@ -54,6 +55,7 @@ class Judging:
         self._processes = processes
         self._desks: list[JudgeDesk] = []
         self._calls: dict[JudgeCall, None] = {}
+        self._pending: dict[Lane, int] = dict.fromkeys(LANES, 0)  # how many of them, by lane
         self._clinging: dict[JudgeCall, None] = {}
         gate.subscribe(self._gate_changed)
 
@@ -69,8 +71,7 @@ class Judging:
 
     def pending(self, lanes: Iterable[Lane]) -> int:
         """Number of calls under way in these lanes."""
-        wanted = frozenset(lanes)
-        return sum(call.lane in wanted for call in self._calls)
+        return sum(self._pending[lane] for lane in frozenset(lanes))
 
     def add_desk(self, desk: JudgeDesk) -> None:
         """Register a task's judger, and those it asks."""
@@ -155,6 +156,7 @@ class Judging:
             call.asked = asked
             if not part:
                 self._calls[call] = None
+                self._pending[lane] += 1
             try:
                 return await call.outcome
             finally:
@@ -176,7 +178,7 @@ class Judging:
     def interrupt(self, lanes: Iterable[Lane], limit: int) -> int:
         """End up to `limit` calls of these lanes now; returns how many. Call again until it returns 0."""
         wanted = frozenset(lanes)
-        chosen = [call for call in self._calls if call.lane in wanted and not call.outcome.done()][:limit]
+        chosen = list(islice((c for c in self._calls if c.lane in wanted and not c.outcome.done()), limit))
         for call in chosen:
             call.outcome.set_exception(Interrupted("a pause ended this judge call"))
             call.work.cancel()
@@ -217,7 +219,9 @@ class Judging:
         return call
 
     def _end(self, call: JudgeCall) -> None:
-        self._calls.pop(call, None)
+        if call in self._calls:
+            del self._calls[call]
+            self._pending[call.lane] -= 1
         if call.timer is not None:
             call.timer.cancel()
         if not call.work.done():

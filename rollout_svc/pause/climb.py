@@ -74,6 +74,10 @@ class Climb:
         """What has to leave this worker before the pause is over."""
         return [] if self.holds(worker) else worker.in_lanes(self.lanes)
 
+    def count(self, worker: Worker) -> int:
+        """How many calls those are; asked at every rung, so it looks at none of them."""
+        return 0 if self.holds(worker) else worker.count(self.lanes)
+
     def grow(self, lanes: frozenset[Lane], mode: Mode, now: float) -> None:
         """Ask for more; the rungs are counted anew from here."""
         self.mode, self.aborting = mode, mode == "abort"  # in mode `wait` a lane that comes late may finish as well

@@ -105,8 +105,11 @@ class Draining:
     async def _abort(self, worker: Worker, calls: list[EngineCall], climb: Climb) -> None:
         for call in calls:
             call.aborts += 1
-        unanswered = sum(call.answer is None for call in worker.calls.values())
-        if worker.exclusive and "abort_all" in worker.capabilities and len(calls) == unanswered:
+        # What was answered, its routed experts still being read, may be there as well: only then is it looked for.
+        everything = len(calls) == len(worker.calls) or len(calls) == sum(
+            call.answer is None for call in worker.calls.values()
+        )
+        if worker.exclusive and "abort_all" in worker.capabilities and everything:
             await self._abort_all(worker, _timeout_s(climb.plan.report))
             return
         await self._pool.abort(worker, [call.request_id for call in calls], _timeout_s(climb.plan.report))
@@ -123,7 +126,7 @@ class Draining:
             await self._pool.abort(worker, None, timeout_s)
         finally:
             worker.held = False
-            self._pool.changed()
+            self._pool.changed(worker)
 
     async def _goes_on(self, worker: Worker, climb: Climb) -> bool:
         """Whether a count may be believed: what waits at the door of a frozen engine is in no count of its own.

@@ -11,9 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from rollout_svc.events import EventBus, RungReached
 from rollout_svc.gate import Gate, Lane, Mode
@@ -22,11 +22,14 @@ from rollout_svc.pause.climb import Climb
 from rollout_svc.pause.draining import Draining
 from rollout_svc.pause.report import Abandoned, RungRecord, WorkerTally
 from rollout_svc.rollout.registry import Rollouts
+from rollout_svc.rollout.run import GroupRun
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.worker import EngineCall, Worker, WorkerState
 
 __all__ = ["Ladder"]
+
+T = TypeVar("T")
 
 _SLICE: Final = 128  # cancellations between two yields: 2-5 ms of the loop
 _COUNTED: Final = frozenset({WorkerState.ACTIVE, WorkerState.RECOVERING, WorkerState.QUARANTINED, WorkerState.DRAINING})
@@ -77,7 +80,7 @@ class Ladder:
         _cancel(climb.counts)
         for worker in self._pool.workers.values():
             tally = climb.tallies.setdefault(worker.worker_id, WorkerTally())
-            tally.in_flight += len(worker.in_lanes(lanes))
+            tally.in_flight += worker.count(lanes)
             tally.residual = None  # what was counted before a join says nothing of what it stops
         self._draining.start(climb)
 
@@ -131,12 +134,14 @@ class Ladder:
         if await self._until(climb, lambda: climb.plan.http):
             return
         self._reached(climb, "http")
-        await _in_slices(lambda: self._cancel_calls(climb))
+        await _in_slices(_again_and_again(lambda: self._open_calls(climb), _cancel_some))
         if await self._until(climb, lambda: climb.plan.tasks):
             return
         if climb.mode != "keep":
             self._reached(climb, "tasks")
-            await _in_slices(lambda: self._hand_back(climb))
+            await _in_slices(
+                _again_and_again(lambda: self._open_runs(climb), lambda left: self._hand_back(climb, left))
+            )
         await self._until(climb, lambda: climb.plan.report)
 
     async def _until(self, climb: Climb, when: Callable[[], float]) -> bool:
@@ -155,19 +160,24 @@ class Ladder:
 
     def _quiet(self, climb: Climb) -> bool:
         if climb.mode == "keep":
-            return not any(climb.calls(worker) for worker in self._pool.workers.values())
+            return not any(climb.count(worker) for worker in self._pool.workers.values())
         if any(self._pool.in_flight[lane] for lane in climb.lanes) or climb.ending:
             return False
-        return not self._judging.pending(climb.lanes) and not self._rollouts.pending(climb.lanes)
+        return not self._judging.pending(climb.lanes) and not self._rollouts.busy(climb.lanes)
 
-    def _cancel_calls(self, climb: Climb) -> int:
-        """Cancel a slice of the unanswered calls; returns how many."""
-        calls = (call for worker in self._pool.workers.values() for call in climb.calls(worker))
-        return sum(call.cancel("pause") for call in islice((c for c in calls if c.cancelled_for is None), _SLICE))
+    def _open_calls(self, climb: Climb) -> Iterator[EngineCall]:
+        """Calls that nobody has ended yet, a worker at a time, as they are then."""
+        for worker in tuple(self._pool.workers.values()):
+            for call in climb.calls(worker):
+                if call.cancelled_for is None:
+                    yield call
 
-    def _hand_back(self, climb: Climb) -> int:
-        """Take a slice of the groups back from their tasks; returns how many."""
-        tasks = self._rollouts.hand_back(climb.lanes, _SLICE)
+    def _open_runs(self, climb: Climb) -> Iterator[GroupRun]:
+        return iter(self._rollouts.runs(climb.lanes))
+
+    def _hand_back(self, climb: Climb, left: Iterator[GroupRun]) -> int:
+        """Take a slice of the groups back from their tasks; returns how many tasks."""
+        tasks = self._rollouts.hand_back(left, _SLICE)
         for task in tasks:
             if not task.done():
                 climb.ending.add(task)
@@ -250,7 +260,7 @@ class Ladder:
 
     def _reached(self, climb: Climb, name: str) -> None:
         at_s = asyncio.get_running_loop().time() - climb.started
-        pending = sum(len(climb.calls(worker)) for worker in self._pool.workers.values())
+        pending = sum(climb.count(worker) for worker in self._pool.workers.values())
         if climb.mode != "keep":
             pending += self._judging.pending(climb.lanes)
             pending += sum(run.putting is not None for run in self._rollouts.runs(climb.lanes))
@@ -266,6 +276,25 @@ def _cancel(tasks: dict[str, asyncio.Task[None]]) -> None:
     for task in tasks.values():
         task.cancel()
     tasks.clear()
+
+
+def _cancel_some(left: Iterator[EngineCall]) -> int:
+    return sum(call.cancel("pause") for call in islice(left, _SLICE))
+
+
+def _again_and_again(every: Callable[[], Iterator[T]], some: Callable[[Iterator[T]], int]) -> Callable[[], int]:
+    """Go on where the slice before ended, and begin anew at the end: what is done is not looked at at every slice."""
+    left: Iterator[T] = iter(())
+
+    def slice_of() -> int:
+        nonlocal left
+        done = some(left)
+        if not done:
+            left = every()
+            done = some(left)
+        return done
+
+    return slice_of
 
 
 async def _in_slices(some: Callable[[], int]) -> None:

@@ -131,7 +131,7 @@ class Producer:
     @property
     def flowing(self) -> bool:
         """Whether groups under way go on: a lane that is open, and a worker in traffic."""
-        return self._gate.is_open("train") and bool(self._pool.active)
+        return self._gate.is_open("train") and bool(self._pool.in_traffic)
 
     def admittable(self) -> int:
         """Groups that could be admitted now, were there prompts: requests that have to end first are no obstacle."""
@@ -214,7 +214,7 @@ class Producer:
         """What is the case now."""
         now = asyncio.get_running_loop().time()
         ledger, demand, tail = self._ledger, self.demand(), self.tail
-        self._active_workers = len(self._pool.active)
+        self._active_workers = self._pool.in_traffic
         fresh = self._buffer.ready_since(demand.next_step - rule.max_staleness, demand.next_step - rule.serves)
         under_way = ledger.groups("queued") + ledger.groups("in_flight") + ledger.groups("aborted")
         return Counts(
@@ -406,7 +406,9 @@ class Producer:
         """Set the timer for what rests and may go on next."""
         self._cancel_timer()
         loop = asyncio.get_running_loop()
-        rests = [at for at in (self._buffer.earliest(), *self._caution.ends()) if at is not None and at > loop.time()]
+        rests = [
+            at for at in (self._buffer.rests_until(), *self._caution.ends()) if at is not None and at > loop.time()
+        ]
         if rests:
             self._timer = loop.call_at(min(rests), self.wake)
 

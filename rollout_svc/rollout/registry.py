@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class Rollouts:
         self._tools = tools
         self._buffer = buffer
         self._runs: dict[str, GroupRun] = {}
+        self._parking: dict[str, GroupRun] = {}  # those of them whose members may be parked
         self._stragglers: dict[asyncio.Task[None], Straggler] = {}
         self._frozen: dict[Lane, list[asyncio.Task[None]]] = {lane: [] for lane in LANES}
         self._listeners: list[Callable[[], None]] = []
@@ -61,6 +62,8 @@ class Rollouts:
         """Run a group, the buffer's or a host's; the caller has looked at the gate in this very step."""
         run = GroupRun(group, runtime, self._tools if host is None else host.tools, self, host)
         self._runs[group.group_id] = run
+        if runtime.on_pause == "park":
+            self._parking[group.group_id] = run
         run.start()
 
     def end(self, group: Group, outcome: Settlement, reason: str) -> None:
@@ -82,14 +85,14 @@ class Rollouts:
 
     def parked(self, lanes: Iterable[Lane]) -> list[Member]:
         """Members whose loop waits, or works in its own tool, without an engine or a judge."""
-        return [member for member in self.members(lanes) if member.parked]
+        wanted = frozenset(lanes)
+        runs = [run for run in self._parking.values() if run.group.lane in wanted]
+        return [member for run in runs for member in run.members.values() if member.parked]
 
-    def pending(self, lanes: Iterable[Lane]) -> int:
-        """Members that still have to end, and puts under way."""
-        total = 0
-        for run in self.runs(lanes):
-            total += sum(not member.parked for member in run.members.values()) + (run.putting is not None)
-        return total
+    def busy(self, lanes: Iterable[Lane]) -> bool:
+        """Whether a member still has to end, or a put is under way; the first that is found is enough."""
+        wanted = frozenset(lanes)
+        return any(run.group.lane in wanted and _is_busy(run) for run in self._runs.values())
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
@@ -101,13 +104,16 @@ class Rollouts:
         """The same with their tasks."""
         return tuple(self._stragglers.items())
 
-    def hand_back(self, lanes: Iterable[Lane], limit: int) -> list[asyncio.Task[None]]:
-        """Take back runs that are not merely parked, until `limit` tasks are; returns those tasks, cancelled."""
+    def hand_back(self, runs: Iterator[GroupRun], limit: int) -> list[asyncio.Task[None]]:
+        """Take back runs that are not merely parked, until `limit` tasks are; returns those tasks, cancelled.
+
+        Args:
+            runs: as `runs` gave them, some time ago; those that were looked at are gone from it.
+            limit: tasks.
+        """
         cancelled: list[asyncio.Task[None]] = []
-        for run in self.runs(lanes):
-            if len(cancelled) >= limit:
-                break
-            if run.putting is None and all(member.parked for member in run.members.values()):
+        while len(cancelled) < limit and (run := next(runs, None)) is not None:
+            if run.closed or (run.putting is None and all(member.parked for member in run.members.values())):
                 continue
             kept = any(member.parked for member in run.members.values())
             started = _started(run)
@@ -179,6 +185,7 @@ class Rollouts:
         """Put the group where its account says."""
         group = run.group
         del self._runs[group.group_id]
+        self._parking.pop(group.group_id, None)
         if group.account == "aborted":
             group.handed_back_at = asyncio.get_running_loop().time()
         task, bus = group.prompt.task, self._tools.bus
@@ -207,6 +214,10 @@ class Rollouts:
         if self._tools.gate.is_open(lane):
             for run in self.runs((lane,)):
                 run.launch()
+
+
+def _is_busy(run: GroupRun) -> bool:
+    return run.putting is not None or any(not member.parked for member in run.members.values())
 
 
 def _started(run: GroupRun) -> dict[Any, Straggler]:

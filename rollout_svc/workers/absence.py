@@ -97,8 +97,8 @@ class Attendance:
         too_long_at = self._absence.look(
             loop.time(),
             missed=self._gate.is_open("train"),
-            present=bool(pool.active),
-            answered=sum(worker.answered for worker in pool.workers.values()),
+            present=bool(pool.in_traffic),
+            answered=pool.answered,
         )
         if too_long_at is not None and not self._ended:
             self._timer = loop.call_at(too_long_at, self._too_long)

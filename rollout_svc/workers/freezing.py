@@ -93,7 +93,7 @@ class Freezing:
                 worker.thawed(asyncio.get_running_loop().time())
         except TimeoutError:
             return False
-        self._pool.thawed()
+        self._pool.thawed(worker)
         return True
 
     async def thaw_found(self, worker: Worker) -> bool:

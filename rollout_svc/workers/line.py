@@ -87,6 +87,11 @@ class Line:
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
+    @property
+    def looking(self) -> int:
+        """How many there are that wait, or were woken and have not run since: no more slots are of use."""
+        return len(self) + len(self._called)
+
     def wake(self, number: int) -> None:
         """Let that many look again, those included who were woken and have not run since."""
         number -= len(self._called)
@@ -100,6 +105,10 @@ class Line:
                 self._called.add(future)
                 number -= 1
                 self._turn = "train" if queue is self._queues["eval"] else "eval"
+
+    def wake_more(self, number: int) -> None:
+        """There are that many slots more than there were: let as many more look again."""
+        self.wake(len(self._called) + number)
 
     def wake_all(self) -> None:
         """Let everyone look again: there is nothing to wait for."""

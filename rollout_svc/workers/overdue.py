@@ -24,12 +24,13 @@ class Overdue:
         limit_s: seconds that a call may take.
     """
 
-    __slots__ = ("_limit_s", "_timer", "_workers")
+    __slots__ = ("_limit_s", "_of", "_timer", "_workers")
 
     def __init__(self, workers: Mapping[str, Worker], limit_s: float) -> None:
         self._workers = workers
         self._limit_s = limit_s
         self._timer: asyncio.TimerHandle | None = None
+        self._of: Worker | None = None  # whose oldest call the timer is for
 
     def __repr__(self) -> str:
         return f"<Overdue {self._limit_s:g} s {'watching' if self._timer is not None else 'idle'}>"
@@ -39,15 +40,26 @@ class Overdue:
         if self._timer is None:
             # A frozen worker's calls have all the time there is; when it goes on, they are as far apart as before.
             running = (worker for worker in self._workers.values() if worker.calls and not worker.standing)
-            firsts = (next(iter(worker.calls.values())) for worker in running)
-            oldest = min((call.since + call.held_s for call in firsts), default=None)
+            oldest = min(running, key=self._due, default=None)
             if oldest is not None:
-                self._timer = asyncio.get_running_loop().call_at(oldest + self._limit_s, self._end)
+                self._set(oldest)
 
-    def look_again(self) -> None:
+    def _due(self, worker: Worker) -> float:
+        first = next(iter(worker.calls.values()))
+        return first.since + first.held_s + self._limit_s
+
+    def _set(self, worker: Worker) -> None:
+        self._of = worker
+        self._timer = asyncio.get_running_loop().call_at(self._due(worker), self._end)
+
+    def look_again(self, worker: Worker) -> None:
         """A frozen worker goes on: the timer may be for a younger call of one that went on earlier."""
-        self.close()
-        self.watch()
+        if self._timer is None or self._of is worker:
+            self.close()
+            self.watch()
+        elif worker.calls and self._due(worker) < self._timer.when():
+            self.close()
+            self._set(worker)
 
     def close(self) -> None:
         """Stop the timer; idempotent."""

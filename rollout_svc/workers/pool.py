@@ -2,7 +2,7 @@
 
 Invariants:
 
-- The gate is read and the slot is claimed in one step: nothing starts after the gate closed.
+- The gate is read and the slot is claimed in one step (`slots.py`): nothing starts after the gate closed.
 - At most one live request per sample: before a retry the old one has failed, been answered, or been aborted with
   its connection closed. Every call has a wire id of its own.
 - Worker failures cost the sample nothing, except poison: the third failure on workers that answered others since.
@@ -35,6 +35,7 @@ from rollout_svc.workers.line import Line, Wait
 from rollout_svc.workers.overdue import Overdue
 from rollout_svc.workers.retry import retry
 from rollout_svc.workers.routing import Router
+from rollout_svc.workers.slots import Slots
 from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["WorkerPool"]
@@ -63,6 +64,7 @@ class WorkerPool:
         experts: ExpertsDesk,
     ) -> None:
         self.workers: dict[str, Worker] = {}
+        self.answered = 0
         self.in_flight: dict[Lane, int] = dict.fromkeys(LANES, 0)
         self._gate = gate
         self._signals = signals
@@ -73,26 +75,26 @@ class WorkerPool:
         self._rng = rng
         self._new_id = new_id
         self._request_timeout_s = request_timeout_s
-        self._router = router
         self._experts = experts
-        self.line = Line(self._wake_waiting)
+        self._slots = Slots(workers=self.workers, gate=gate, router=router, patience_s=request_timeout_s)
         self._listeners: list[Callable[[], None]] = []
         self._overdue = Overdue(self.workers, request_timeout_s)
         self.on_fleet: Callable[[], None] = lambda: None
         self.on_answer: Callable[[Worker, EngineCall, bool], None] | None = None
         self.on_end: Callable[[Worker, EngineCall], None] | None = None
-        gate.subscribe(self._gate_changed)
 
     # -- the fleet -------------------------------------------------------------------------------------------
 
     def add(self, worker: Worker) -> None:
         """Enter a worker; it gets traffic once it is ACTIVE."""
         self.workers[worker.worker_id] = worker
+        self._slots.count(worker)
         self.fleet_changed()
 
     def remove(self, worker_id: str) -> None:
         """Forget a worker."""
         self.workers.pop(worker_id, None)
+        self._slots.gone(worker_id)
         self.fleet_changed()
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -104,30 +106,48 @@ class WorkerPool:
         """Stop the timer; idempotent."""
         self._overdue.close()
 
-    def changed(self) -> None:
-        """Wake those who wait for a slot, as far as there are slots, and the listeners."""
-        self._wake_waiting()
+    def changed(self, worker: Worker | None = None) -> None:
+        """Wake those who wait for a slot, as far as there are slots, and the listeners.
+
+        Args:
+            worker: the only one that may have more slots than it had, or less to do; None: any may.
+        """
+        self._slots.changed(worker)
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in self._listeners:
             listener()
 
     def state_changed(self, worker: Worker, before: WorkerState, after: WorkerState, reason: str) -> None:
         """Tell the world and the waiting; given to every worker as its listener."""
         self._bus.emit(WorkerChanged(worker.worker_id, str(before), str(after), reason, worker.incarnation))
-        self.fleet_changed()
+        self._slots.count(worker)
+        self.fleet_changed(worker)
 
-    def thawed(self) -> None:
+    def thawed(self, worker: Worker) -> None:
         """A frozen worker goes on: its calls' time limits count again, and it has room."""
-        self._overdue.look_again()
-        self.changed()
+        self._overdue.look_again(worker)
+        self.changed(worker)
 
-    def fleet_changed(self) -> None:
-        """A worker came, went, or changed state or limit."""
-        self.changed()
+    def fleet_changed(self, worker: Worker | None = None) -> None:
+        """A worker came, went, or changed state or limit: this one alone, or any."""
+        self.changed(worker)
         self.on_fleet()
 
     @property
+    def in_traffic(self) -> int:
+        """How many workers get traffic; asked with every group and every request."""
+        return self._slots.in_traffic
+
+    @property
+    def line(self) -> Line:
+        """Who waits for a slot, or between two tries."""
+        return self._slots.line
+
+    @property
     def active(self) -> list[Worker]:
-        """Workers that get traffic."""
+        """Those workers."""
         return [worker for worker in self.workers.values() if worker.state is WorkerState.ACTIVE]
 
     # -- one call --------------------------------------------------------------------------------------------
@@ -191,11 +211,12 @@ class WorkerPool:
         self, sample: Sample, lane: Lane, request: GenerateRequest, tokens: int, avoid: frozenset[str]
     ) -> Completion:
         loop = asyncio.get_running_loop()
-        worker = await self._claim(sample, lane, avoid, loop.time() + self._request_timeout_s)
+        worker = await self._slots.claim(sample, lane, avoid, loop.time() + self._request_timeout_s)
         epoch = self._gate.epoch(lane)
         call = EngineCall(request.request_id, sample.sample_id, lane, epoch, loop.time(), worker.version)
         worker.calls[call.request_id] = call
         worker.tokens += tokens
+        worker.in_flight[lane] += 1
         self.in_flight[lane] += 1
         reader = call.reader = worker.dialect.reader() if worker.stream else None
         call.max_tokens = request.max_tokens
@@ -217,7 +238,7 @@ class WorkerPool:
             return partial
         except SampleFailure as failure:
             if failure.reason not in _UNANSWERED:
-                worker.breaker.succeeded()  # it answered: what is wrong is the answer
+                self._works(worker)  # it answered: what is wrong is the answer
             raise
         except asyncio.CancelledError:
             self._abort_at_engine(worker, call, "client")
@@ -225,12 +246,14 @@ class WorkerPool:
         finally:
             del worker.calls[call.request_id]
             worker.tokens -= tokens
+            worker.in_flight[lane] -= 1
             self.in_flight[lane] -= 1
             if worker.state is WorkerState.DRAINING:
                 worker.attention.set()
             if self.on_end is not None:
                 self.on_end(worker, call)
-            self.changed()
+            self._slots.given_back(worker)
+            self._tell()
         if completion.finish_reason != "abort":
             sample.worker_failures.clear()  # progress: what failed before says nothing of what comes
         self._answered(worker, call, completion)
@@ -317,7 +340,8 @@ class WorkerPool:
 
     def _answered(self, worker: Worker, call: EngineCall, completion: Completion) -> None:
         worker.answered += 1
-        worker.breaker.succeeded()
+        self.answered += 1
+        self._works(worker)
         if self.on_answer is not None:
             self.on_answer(worker, call, completion.late and completion.finish_reason != "abort")
         self._bus.tell(
@@ -330,6 +354,13 @@ class WorkerPool:
             completion.finish_reason,
             completion.late,
         )
+
+    def _works(self, worker: Worker) -> None:
+        """It answered; one that was only tried has room for more from now on."""
+        tried = worker.breaker.state != "closed"
+        worker.breaker.succeeded()
+        if tried:
+            self.changed(worker)
 
     def _worker_failed(self, worker: Worker, call: EngineCall, sample: Sample, failure: WorkerFailure) -> None:
         sample.worker_failures.append((worker.worker_id, worker.answered))
@@ -382,45 +413,3 @@ class WorkerPool:
                 if failure.kind == "connection":
                     break  # nobody is there
         return taken
-
-    # -- slots -----------------------------------------------------------------------------------------------
-
-    async def _claim(self, sample: Sample, lane: Lane, avoid: frozenset[str], deadline: float) -> Worker:
-        """Return a worker with a free slot; the caller takes the slot before its next await."""
-        since, called = deadline - self._request_timeout_s, False
-        try:
-            while (worker := self._choose(sample, lane, avoid, deadline, called=called)) is None:
-                called = await self.line.wait(sample.sample_id, lane, since, deadline, again=called)
-        except (Interrupted, NoWorker):
-            if called:
-                self._wake_waiting()  # the slot it was woken for is another's
-            raise
-        return worker
-
-    def _choose(
-        self, sample: Sample, lane: Lane, avoid: frozenset[str], deadline: float, *, called: bool
-    ) -> Worker | None:
-        """A worker with a free slot, if it is this one's turn; raises where there is nothing to wait for."""
-        if not self._gate.is_open(lane):
-            raise Interrupted("the gate is closed: nothing is dispatched")
-        if called or not self.line:
-            worker = self._router.choose(self.workers, sample.group_id, avoid)
-            if worker is not None:
-                return worker
-        if not self.active:
-            raise NoWorker("no worker is in traffic")
-        if asyncio.get_running_loop().time() >= deadline:
-            raise NoWorker(f"no slot was free in {self._request_timeout_s:g} s")
-        return None
-
-    def _wake_waiting(self) -> None:
-        """Wake as many as there are free slots; all of them when no worker is left, so that they can say so."""
-        if self.line:
-            if self.active:
-                self.line.wake(sum(worker.free for worker in self.workers.values()))
-            else:
-                self.line.wake_all()
-
-    def _gate_changed(self, lane: Lane) -> None:
-        if not self._gate.is_open(lane):
-            self.line.turn_away(lane)

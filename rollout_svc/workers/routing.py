@@ -5,6 +5,7 @@ Invariants:
 - A worker that does not accept is never chosen; the one that just failed this sample only when there is no other.
 - Load is tokens in flight over the limit: a worker that runs twice the requests is given twice the tokens.
 - What is remembered is bounded, and is a preference only: forgetting it costs a cache, never a request.
+- A policy is a function of the whole fleet; the router finds the same without looking at all of it (`standings.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rollout_svc.config import Routing
+from rollout_svc.workers.standings import Rank, Standings
 from rollout_svc.workers.worker import Worker, WorkerState
 
 __all__ = ["Router", "group_affinity", "least_tokens", "round_robin"]
@@ -75,15 +77,28 @@ def round_robin(workers: Iterable[Worker], avoid: frozenset[str] = frozenset()) 
 class Router:
     """The policy in force."""
 
-    __slots__ = ("_homes", "_turns", "policy")
+    __slots__ = ("_homes", "_standings", "_turns", "policy")
 
     def __init__(self, policy: Routing = "least_tokens") -> None:
         self.policy: Routing = policy
         self._homes: dict[str, str] = {}
         self._turns = 0
+        self._standings = Standings(_by_turn if policy == "round_robin" else _by_load)
 
     def __repr__(self) -> str:
         return f"<Router {self.policy} homes={len(self._homes)} turns={self._turns}>"
+
+    def note(self, worker: Worker) -> None:
+        """This worker has less to do than it had, or accepts again."""
+        self._standings.note(worker)
+
+    def forget(self) -> None:
+        """Anything in the fleet may have changed."""
+        self._standings.forget()
+
+    def knows_one(self, workers: Mapping[str, Worker]) -> bool:
+        """Whether some worker accepts, as far as was said; what nobody said is found out in time."""
+        return self._standings.best(workers, frozenset()) is not None
 
     def choose(self, workers: Mapping[str, Worker], group_id: str, avoid: frozenset[str]) -> Worker | None:
         """Return the worker to send to, which the caller does in the same step; None when none accepts now.
@@ -94,15 +109,16 @@ class Router:
             avoid: ids of workers to take only when no other accepts.
         """
         if self.policy == "least_tokens":
-            return least_tokens(workers.values(), avoid)
+            return self._standings.best(workers, avoid)
         if self.policy == "round_robin":
-            worker = round_robin(workers.values(), avoid)
+            worker = self._standings.best(workers, avoid)
             if worker is not None:
                 self._turns += 1
                 worker.turn = self._turns
             return worker
         home = workers.get(self._homes.get(group_id, ""))
-        worker = group_affinity(workers.values(), avoid, home)
+        at_home = home is not None and home.worker_id not in avoid and home.accepts
+        worker = home if at_home else self._standings.best(workers, avoid)
         # A home that is only full stays one; where it is gone or out of traffic, its cache is as good as gone too.
         if worker is not None and (home is None or home.state is not WorkerState.ACTIVE):
             self._remember(group_id, worker)
@@ -113,3 +129,11 @@ class Router:
         self._homes[group_id] = worker.worker_id
         if len(self._homes) > HOMES:
             del self._homes[next(iter(self._homes))]
+
+
+def _by_load(worker: Worker) -> Rank:
+    return worker.tokens / worker.limit, worker.answered
+
+
+def _by_turn(worker: Worker) -> Rank:
+    return worker.turn, 0

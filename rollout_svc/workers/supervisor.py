@@ -194,7 +194,7 @@ class Supervisor:
             return
         if worker.is_same(info) if not worker.labels else info.weight_version == worker.version:
             worker.unsure = False
-            self._pool.changed()
+            self._pool.changed(worker)
         elif not worker.labels:
             worker.version = None  # it may be another process by now, and cannot say what it has
             worker.put_in_quarantine("version", "its connection broke, and it reports no weight version")

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
 from rollout_svc.engines.memory import Tag, in_order
 from rollout_svc.errors import WorkerFailure
-from rollout_svc.gate import Lane
+from rollout_svc.gate import LANES, Lane
 from rollout_svc.tensors.layouts import filled
 from rollout_svc.workers.breaker import Breaker
 from rollout_svc.workers.call import AbortReason, CallEnded, EngineCall
@@ -128,6 +128,7 @@ class Worker:
         "freeze_until",
         "half_loaded",
         "held",
+        "in_flight",
         "incarnation",
         "launched",
         "limit",
@@ -183,6 +184,7 @@ class Worker:
         self.state = WorkerState.STARTING
         self.reason = "not reached yet"
         self.calls: dict[str, EngineCall] = {}
+        self.in_flight: dict[Lane, int] = dict.fromkeys(LANES, 0)  # how many of them, by lane
         self.tokens = 0  # of its calls: what they were given, and what they may still make
         self.turn = 0  # when it was last chosen, where the policy takes turns
         self.version: int | None = None
@@ -354,6 +356,10 @@ class Worker:
         """It is found at another address from now on."""
         self.endpoint = self.endpoint.moved(url)
         self.engines = (self.endpoint,)
+
+    def count(self, lanes: frozenset[Lane]) -> int:
+        """How many calls of these lanes are under way."""
+        return sum(self.in_flight[lane] for lane in lanes)
 
     def in_lanes(self, lanes: frozenset[Lane]) -> list[EngineCall]:
         """Calls of these lanes under way."""

@@ -126,7 +126,7 @@ class Stand:
         runtime = cast("TaskRuntime", SimpleNamespace(weight=1.0, max_groups=None))
         self.producer = Producer(
             gate=self.gate,
-            pool=cast("WorkerPool", SimpleNamespace(active=["w0"], workers={})),
+            pool=cast("WorkerPool", SimpleNamespace(in_traffic=1, workers={})),
             rollouts=cast("Rollouts", self.runs),
             buffer=self.buffer,
             ledger=self.ledger,

@@ -148,7 +148,7 @@ async def test_an_agent_that_hangs_after_a_late_stop_costs_no_token() -> None:
     stage = Stage(hangs_once, Judger(), answer([7, 8], "stop", late=True))
     stage.rollouts.start(stage.group, stage.runtime)
     await hung.wait()
-    [task] = stage.rollouts.hand_back(LANES, 10)
+    [task] = stage.rollouts.hand_back(iter(stage.rollouts.runs(LANES)), 10)
     await asyncio.wait([task])
     assert (stage.group.account, stage.sample.response_ids) == ("aborted", [7, 8])
     stage.buffer.next_unfinished(1e9)

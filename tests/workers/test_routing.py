@@ -286,6 +286,7 @@ class Fleet(RuleBasedStateMachine):
         self.made += 1
         worker_id = f"w{self.made}"
         self.workers[worker_id] = make_worker(worker_id, Look(limit=limit))
+        self.router.forget()
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
@@ -297,7 +298,9 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data(), held=st.booleans())
     def rest(self, data: Any, held: bool) -> None:
         """One is held back, or let go on."""
-        self.workers[data.draw(st.sampled_from(sorted(self.workers)))].held = held
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
+        worker.held = held
+        self.router.note(worker)
 
     @precondition(lambda self: any(worker.calls for worker in self.workers.values()))
     @rule(data=st.data())
@@ -307,21 +310,30 @@ class Fleet(RuleBasedStateMachine):
         worker.calls.popitem()
         if not worker.calls:
             worker.tokens = 0
+        self.router.note(worker)
 
     @rule(tokens=st.integers(1, 50), group=st.integers(0, 2))
     def send(self, tokens: int, group: int) -> None:
         """A request arrives."""
         accepting = [worker for worker in self.workers.values() if worker.accepts]
+        by_definition = self.defined(accepting)
         chosen = self.router.choose(self.workers, f"g{group}", NONE)
         assert (chosen is None) == (not accepting)
         if chosen is None:
             return
+        assert by_definition is None or chosen is by_definition
         self.made += 1
         take(chosen, f"c{self.made}", tokens)
         chosen.answered += 1
         for worker in accepting:
             self.since.setdefault(worker.worker_id, Counter())[chosen.worker_id] += 1
         self.since[chosen.worker_id] = Counter()
+
+    def defined(self, accepting: list[Worker]) -> Worker | None:
+        """Whom a look at everybody would choose; a home decides otherwise."""
+        if self.policy == "group_affinity":
+            return None
+        return (round_robin if self.policy == "round_robin" else least_tokens)(accepting)
 
     @invariant()
     def nobody_starves(self) -> None:

@@ -1,0 +1,1 @@
+"""What the service costs as the fleet and the requests in flight grow: `python -m tests.simulation.scale`."""
