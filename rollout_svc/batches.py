@@ -7,7 +7,6 @@ Invariants:
 - The tasks of a batch are mixed by their weights (`producer/mix.py`).
 - A batch is leased in one step, once all its groups are there: a caller that goes away before loses nothing, and one
   that goes away after gets the same batch by asking for the same step.
-- The routed experts of a batch are the buffer's. Who has the batch reads them until its ack, or the end of its lease.
 - A take that cannot be met says why within its timeout, and a dead service fails every take at once.
 """
 
@@ -15,92 +14,28 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
-import orjson
-
+from rollout_svc.batch import Batch, Shortage, not_now
 from rollout_svc.batch_figures import Figures
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, NotNowType, SpentHandle
+from rollout_svc.errors import BadRequest, Conflict, NotFound
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
-from rollout_svc.producer.masking import encoded, oldest_unmasked, spent
+from rollout_svc.producer.masking import oldest_unmasked, spent
 from rollout_svc.producer.mixture import Mixture
 from rollout_svc.producer.schedule import Demand
 from rollout_svc.producer.staleness import refusal
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
-from rollout_svc.tensors import Loan, ReadHandle
+from rollout_svc.tensors import ReadHandle
 
-__all__ = ["Batch", "Batches", "Shortage"]
+__all__ = ["Batches"]
 
 _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Why there is nothing to take now, and whether it can ever be met."""
-
-    type: NotNowType
-    message: str
-    detail: dict[str, Any]
-    final: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A leased batch.
-
-    Attributes:
-        groups: COMPLETED groups; their records are encoded already.
-        metrics: figures of the batch, and of what happened since the one before.
-        ack_expired: batches whose ack came too late, with this take.
-        oldest: tokens of older weight versions are masked; None: none is.
-        loan: how long its tensors may be read.
-    """
-
-    batch_id: str
-    step: int
-    groups: tuple[Group, ...]
-    metrics: dict[str, Any]
-    ack_expired: tuple[str, ...] = ()
-    oldest: int | None = None
-    loan: Loan = field(default_factory=Loan, compare=False)
-
-    def take_experts(self) -> dict[str, ReadHandle]:
-        """Routed experts by sample id, of those that have some: `(tokens - 1, moe_layers, top_k)`, uint8 or uint16.
-
-        They stay the buffer's. After the ack of the batch, or the end of its lease, `read` raises SpentHandle, which
-        says which of the two it was; what was read before stays readable. Every call gives handles of its own.
-
-        Raises:
-            SpentHandle: the batch is not lent any more, which is not to have none; says why.
-        """
-        if self.loan.ended_by is not None:
-            raise SpentHandle(f"routed experts of batch {self.batch_id} were asked for after {self.loan.ended_by}")
-        owned = ((sample.sample_id, sample.experts) for group in self.groups for sample in group.samples)
-        return {sample_id: ReadHandle(sample_id, heavy, self.loan) for sample_id, heavy in owned if heavy is not None}
-
-    def head(self) -> dict[str, Any]:
-        """The record without its groups."""
-        head: dict[str, Any] = {"batch_id": self.batch_id, "step": self.step, "metrics": self.metrics}
-        return head | ({"ack_expired": self.ack_expired} if self.ack_expired else {})
-
-    def encoded(self) -> Iterator[bytes]:
-        """The record of the contract as JSON, in pieces to be joined: one per group, so that a loop can breathe."""
-        yield orjson.dumps(self.head())[:-1] + b',"groups":['
-        for index, group in enumerate(self.groups):
-            record = encoded(group, self.oldest)
-            yield b"," + record if index else record
-        yield b"]}"
-
-    def as_json(self) -> dict[str, Any]:
-        """The same record as values."""
-        record: dict[str, Any] = orjson.loads(b"".join(self.encoded()))
-        return record
 
 
 class Batches:
@@ -186,7 +121,7 @@ class Batches:
                 self._ask(wake, step, groups)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
-            raise _not_now(shortage, groups, self._buffer.ready) from None
+            raise not_now(shortage, groups, self._buffer.ready) from None
         finally:
             self._ask_no_more(wake)
 
@@ -219,7 +154,7 @@ class Batches:
                 if chosen is not None:
                     return self._lease(step, chosen, started)
             if self._hopeless(groups):
-                raise _not_now(self._shortage(groups), groups, len(fresh) or self._buffer.ready)
+                raise not_now(self._shortage(groups), groups, len(fresh) or self._buffer.ready)
             wake.clear()
             await wake.wait()
 
@@ -399,9 +334,3 @@ def _check(step: int, groups: int, timeout_s: float) -> None:
             raise BadRequest.at(path, f"expected a whole number, {least} or greater")
     if not (math.isfinite(timeout_s) and timeout_s >= 0):
         raise BadRequest.at("timeout_s", "expected a finite number, 0 or greater")
-
-
-def _not_now(shortage: Shortage, wanted: int, ready: int) -> NotNow:
-    message = f"{ready} of {wanted} groups are ready: {shortage.message}"
-    detail = {"ready": ready, "wanted": wanted, "can_be_met": not shortage.final, **shortage.detail}
-    return NotNow(shortage.type, message, detail=detail)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from rollout_svc.accounts import memory_record, watch_memory
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
-from rollout_svc.batches import Batch, Shortage
+from rollout_svc.batch import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.configfile import problems_of

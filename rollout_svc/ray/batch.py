@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from rollout_svc.batches import Batch
+from rollout_svc.batch import Batch
 
 __all__ = ["Packed", "TakenBatch", "last_taken", "pack"]
 
