@@ -125,6 +125,64 @@ class Batches:
         finally:
             self._ask_no_more(wake)
 
+    async def ready_groups(self, step: int, wanted: int, timeout_s: float) -> int:
+        """Say how many groups may be handed over at `step`; waits until they are `wanted`, or the time is up.
+
+        Who waits here is waited for as a take is: for a batch of `wanted` groups at `step`.
+
+        Raises:
+            NotNow: that can never be; `detail` says how many are `ready`.
+        """
+        _check(step, wanted, timeout_s)
+        self._mixture.groups = wanted
+        ready = len(self._mixture.most(wanted, self._fresh(step)))
+        wake = asyncio.Event()
+        self._ask(wake, step, wanted)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while ready < wanted and not self._hopeless(wanted):
+                    wake.clear()
+                    await wake.wait()
+                    if self._buffer.ready >= wanted:  # else nobody has to look through them
+                        ready = len(self._mixture.most(wanted, self._fresh(step)))
+        except TimeoutError:
+            pass
+        finally:
+            self._ask_no_more(wake)
+        ready = len(self._mixture.most(wanted, self._fresh(step)))
+        if ready < wanted and self._hopeless(wanted):
+            raise not_now(self._shortage(wanted), wanted, ready)
+        return ready
+
+    async def lease(self, step: int, at_most: int, batch_id: str) -> Batch | None:
+        """Lease what of a batch is ready, under an id of the caller's; None: nothing is, and nothing was leased.
+
+        Args:
+            step: see `take`.
+            at_most: how many groups.
+            batch_id: no other batch's; the same again: the same groups, while they are leased.
+
+        Raises:
+            Conflict: that lease has ended, or was acknowledged.
+        """
+        _check(step, at_most, 0.0)
+        batch = self._leased.get(batch_id)
+        if batch is None:
+            if (fate := self._buffer.fate(batch_id)) is not None:
+                raise Conflict(f"the lease of batch {batch_id} has ended: {fate}", type="lease_expired")
+            chosen = self._mixture.most(at_most, self._fresh(step))
+            self._next_step, self._known_step = step + 1, None  # of the batch, which the caller has either way
+            if not chosen:
+                return None
+            batch = self._lease(step, chosen, asyncio.get_running_loop().time(), batch_id)
+        await self._storage.flush()
+        return batch
+
+    async def give_back(self, batch_id: str) -> None:
+        """End a lease as if its time had passed; nothing where there is none."""
+        self._end(self._buffer.give_back(batch_id))
+        await self._storage.flush()
+
     def _ask(self, wake: asyncio.Event, step: int, groups: int) -> None:
         """Have the producer know who waits, and for what."""
         self._takers[wake] = step, groups
@@ -264,9 +322,9 @@ class Batches:
             self._buffer.changed()
         return fresh
 
-    def _lease(self, step: int, groups: list[Group], started: float) -> Batch:
+    def _lease(self, step: int, groups: list[Group], started: float, batch_id: str | None = None) -> Batch:
         loop = asyncio.get_running_loop()
-        batch_id = self._new_id()
+        batch_id = batch_id or self._new_id()
         self._mixture.lent(batch_id, groups)
         wait_s = loop.time() - started
         oldest = oldest_unmasked(step, self.max_token_staleness)
@@ -291,7 +349,10 @@ class Batches:
             self._timer = asyncio.get_running_loop().call_at(ends, self._expire)
 
     def _expire(self) -> None:
-        for lease in self._buffer.expire_leases(asyncio.get_running_loop().time()):
+        self._end(self._buffer.expire_leases(asyncio.get_running_loop().time()))
+
+    def _end(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
             self._forget(lease)
         self._set_timer()
 

@@ -21,7 +21,7 @@ from rollout_svc.accounts import memory_record, watch_memory
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
 from rollout_svc.batch import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
-from rollout_svc.config import Config, WorkerConfig
+from rollout_svc.config import WHOLE, Config, Portion, WorkerConfig
 from rollout_svc.configfile import problems_of
 from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, NotNowType, Problem
 from rollout_svc.evaluations.evaluation import records_of
@@ -63,6 +63,7 @@ class RolloutService:
         rng: Random | None = None,
         outside: Outside | None = None,
         restore: Restore | None = None,
+        portion: Portion | None = None,
     ) -> None:
         """Check the configuration; raises ConfigError with every problem, and starts nothing.
 
@@ -72,10 +73,12 @@ class RolloutService:
             rng: source of jitter.
             outside: sockets, processes, storage, ids; None: the real ones, and storage that promises nothing.
             restore: a snapshot to go on from, where there is no journal at `buffer.path` yet.
+            portion: of a shard: which prompts are its own; it is held, as if paused, until the first resume.
         """
         self.config = config
         self.bus = bus or EventBus()
-        self.prepared: Prepared = prepare(config)
+        self.prepared: Prepared = prepare(config, portion or WHOLE)
+        self._held = portion is not None
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
         self._outside = outside or Outside()
@@ -140,7 +143,7 @@ class RolloutService:
         self._phase = "starting"
         try:
             await refuse_taken(self.config)
-            storage = await open_storage(self.config, self._outside, self._restore)
+            storage = await open_storage(self.config, self._outside, self._restore, self.prepared.portion)
             store = await open_store(self.config, self._outside, storage)
         except ConfigError:
             self._phase = "stopped"
@@ -199,7 +202,7 @@ class RolloutService:
         guard_fleet(self.config, self.parts)
         if self._phase == "starting":
             self._phase = "running"
-            self.parts.gate.open(LANES)
+            self.parts.pauses.hold() if self._held else self.parts.gate.open(LANES)
 
     async def stop(self) -> None:
         """Drain under the pause deadline, then end every task, socket and process; idempotent.
@@ -248,14 +251,15 @@ class RolloutService:
         detail = {"traceback": died.traceback, "workers": whereabouts(self.parts)}
         return NotNow("failed", f"{died.component} died: {died.error}", detail=detail)
 
-    def _check_alive(self, stopping: NotNowType = "stopping") -> None:
+    def check_alive(self, stopping: NotNowType = "stopping") -> None:
+        """Raise NotNow where the service has failed, or stops."""
         if self.failure is not None:
             raise self._dead(self.failure)
         if self._phase in ("stopping", "stopped"):
             raise NotNow(stopping, "the service is stopping")
 
     def _check_running(self) -> None:
-        self._check_alive()
+        self.check_alive()
         if self._phase != "running":
             waiting = [w.worker_id for w in self.parts.pool.workers.values() if w.state is WorkerState.STARTING]
             raise NotNow("starting", f"engines are still loading: {', '.join(waiting)}")
@@ -302,17 +306,17 @@ class RolloutService:
 
     async def lease_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> Batch:
         """Lease a batch, still encoded: for whoever sends it on."""
-        self._check_alive("failed")
+        self.check_alive("failed")
         return await self.parts.batches.take(step, groups, timeout_s, ack)
 
     async def ack(self, batch_id: str) -> dict[str, Any]:
         """Consume a leased batch for good."""
-        self._check_alive()
+        self.check_alive()
         return await self.parts.batches.acknowledge(batch_id)
 
     async def put_prompts(self, task: str, prompts: list[Any]) -> dict[str, int]:
         """Add prompts to a task that is fed by push; the same id is accepted once."""
-        self._check_alive()
+        self.check_alive()
         producer = self.parts.producer
         source = self.prepared.sources.get(task)
         if source is None:
@@ -345,7 +349,7 @@ class RolloutService:
 
     async def checkpoint(self, path: str, step: int, ack: Iterable[str] = ()) -> dict[str, Any]:
         """Write a snapshot of everything that must survive; see `buffer.checkpoints.Checkpoints.write`."""
-        self._check_alive()
+        self.check_alive()
         return await self.parts.checkpoints.write(path, step, ack)
 
     def _hopeless(self, groups: int) -> bool:
@@ -396,7 +400,7 @@ class RolloutService:
         Raises:
             BadRequest: a value is out of bounds, or the plan is impossible; nothing has changed.
         """
-        self._check_alive()
+        self.check_alive()
         try:
             return self.fleet.set(trainer or {}, limits or {}).as_json()
         except ValidationError as error:
@@ -413,13 +417,13 @@ class RolloutService:
 
         One with `launch` is started by the service, and ended when it is removed.
         """
-        self._check_alive()
+        self.check_alive()
         if config.launch is not None:
             on_cluster = self.config.cluster is not None
             problems = await asyncio.to_thread(newcomer_problems, config.launch, "launch", on_cluster=on_cluster)
             if problems:
                 raise _bad_request(problems)
-            self._check_alive()
+            self.check_alive()
         try:
             return self.parts.pool.workers[self.fleet.add(config)].as_json()
         except ConfigError as error:
@@ -427,7 +431,7 @@ class RolloutService:
 
     async def remove_worker(self, worker_id: str) -> dict[str, Any]:
         """Take an engine out of the fleet; what it runs may finish first."""
-        self._check_alive()
+        self.check_alive()
         self.fleet.remove(worker_id)
         return {"id": worker_id, "state": str(WorkerState.DRAINING)}
 
