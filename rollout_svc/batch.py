@@ -71,11 +71,14 @@ class Batch:
         head: dict[str, Any] = {"batch_id": self.batch_id, "step": self.step, "metrics": self.metrics}
         return head | ({"ack_expired": self.ack_expired} if self.ack_expired else {})
 
+    def records(self) -> Iterator[bytes]:
+        """The records of its groups, as JSON."""
+        return (encoded(group, self.oldest) for group in self.groups)
+
     def encoded(self) -> Iterator[bytes]:
         """The record of the contract as JSON, in pieces to be joined: one per group, so that a loop can breathe."""
         yield orjson.dumps(self.head())[:-1] + b',"groups":['
-        for index, group in enumerate(self.groups):
-            record = encoded(group, self.oldest)
+        for index, record in enumerate(self.records()):
             yield b"," + record if index else record
         yield b"]}"
 

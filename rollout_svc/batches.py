@@ -33,7 +33,7 @@ from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
 from rollout_svc.tensors import ReadHandle
 
-__all__ = ["Batches"]
+__all__ = ["Batch", "Batches"]
 
 _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 
@@ -131,7 +131,7 @@ class Batches:
         Who waits here is waited for as a take is: for a batch of `wanted` groups at `step`.
 
         Raises:
-            NotNow: that can never be; `detail` says how many are `ready`.
+            NotNow: that can never be, and no more will come; `detail` says how many are `ready`.
         """
         _check(step, wanted, timeout_s)
         self._mixture.groups = wanted
@@ -140,7 +140,7 @@ class Batches:
         self._ask(wake, step, wanted)
         try:
             async with asyncio.timeout(timeout_s):
-                while ready < wanted and not self._hopeless(wanted):
+                while ready < wanted and not self._over(wanted):
                     wake.clear()
                     await wake.wait()
                     if self._buffer.ready >= wanted:  # else nobody has to look through them
@@ -150,9 +150,13 @@ class Batches:
         finally:
             self._ask_no_more(wake)
         ready = len(self._mixture.most(wanted, self._fresh(step)))
-        if ready < wanted and self._hopeless(wanted):
+        if ready < wanted and self._over(wanted):
             raise not_now(self._shortage(wanted), wanted, ready)
         return ready
+
+    def _over(self, wanted: int) -> bool:
+        """Whether what is ready is all there will be of so many groups."""
+        return self._hopeless(wanted) and (not self._mixture.under_way or self._shortage(wanted).type == "failed")
 
     async def lease(self, step: int, at_most: int, batch_id: str) -> Batch | None:
         """Lease what of a batch is ready, under an id of the caller's; None: nothing is, and nothing was leased.

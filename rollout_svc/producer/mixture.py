@@ -78,6 +78,11 @@ class Mixture:
 
     # -- counting --------------------------------------------------------------------------------------------
 
+    @property
+    def under_way(self) -> int:
+        """Groups of all tasks that are admitted and not finished."""
+        return sum(self._ledger.groups(account) for account in _UNDER_WAY)
+
     def unsettled(self, task: str) -> int:
         """Groups of a task that are admitted and not settled, leased ones included."""
         book = self._ledger.task(task)
