@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from rollout_svc.config import Config
+from rollout_svc.config import Config, Portion
 from rollout_svc.hosting import calm_collector, hosted
 from rollout_svc.loop import new_event_loop
 from rollout_svc.service import RolloutService
@@ -33,8 +33,9 @@ class ServiceThread:
         ready: done with the url once every configured engine has answered; raises what `RolloutService.ready` does.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, portion: Portion | None = None) -> None:
         """Start; raises ConfigError where the configuration cannot be used."""
+        self._portion = portion
         self.ready: Future[str] = Future()
         self._made: Future[tuple[RolloutService, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._ended: Future[None] = Future()
@@ -67,7 +68,7 @@ class ServiceThread:
 
     async def _live(self, config: Config) -> None:
         stop = asyncio.Event()
-        async with hosted(config, "info") as (service, url):
+        async with hosted(config, "info", portion=self._portion) as (service, url):
             self._made.set_result((service, asyncio.get_running_loop(), stop))
             try:
                 await service.ready()
