@@ -37,6 +37,8 @@ async def hosted(
     level: Level,
     restore: Restore | None = None,
     before: Callable[[RolloutService], None] = lambda _: None,
+    *,
+    address: str | None = None,
 ) -> AsyncIterator[tuple[RolloutService, str]]:
     """Start a service and serve its control API; gives both it and the url.
 
@@ -45,6 +47,7 @@ async def hosted(
         level: of the log.
         restore: see `RolloutService`.
         before: is called with the service before anything is bound or started.
+        address: of this machine, for others; told where all of its addresses are listened at.
 
     Raises:
         ConfigError: it cannot be used; nothing was started.
@@ -54,7 +57,7 @@ async def hosted(
     log_events(bus, level)
     metrics = Metrics(bus, service.status)
     before(service)
-    async with serve_http(service, metrics.render) as url:
+    async with serve_http(service, metrics.render, address) as url:
         await service.start()
         if service.recovered:
             _log.info("journal.recovered", path=config.buffer.path, **service.recovered)
