@@ -39,6 +39,7 @@ async def hosted(
     before: Callable[[RolloutService], None] = lambda _: None,
     *,
     portion: Portion | None = None,
+    address: str | None = None,
 ) -> AsyncIterator[tuple[RolloutService, str]]:
     """Start a service and serve its control API; gives both it and the url.
 
@@ -48,6 +49,7 @@ async def hosted(
         restore: see `RolloutService`.
         before: is called with the service before anything is bound or started.
         portion: see `RolloutService`.
+        address: of this machine, for others; told where all of its addresses are listened at.
 
     Raises:
         ConfigError: it cannot be used; nothing was started.
@@ -57,7 +59,7 @@ async def hosted(
     log_events(bus, level)
     metrics = Metrics(bus, service.status)
     before(service)
-    async with serve_http(service, metrics.render) as url:
+    async with serve_http(service, metrics.render, address) as url:
         await service.start()
         if service.recovered:
             _log.info("journal.recovered", path=config.buffer.path, **service.recovered)

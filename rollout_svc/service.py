@@ -43,13 +43,14 @@ from rollout_svc.weights.pausing import Asked, PauseCalls
 from rollout_svc.weights.request import read_source, read_version
 from rollout_svc.workers.worker import WorkerState
 
-__all__ = ["RolloutService", "State"]
+__all__ = ["STOP_MARGIN_S", "RolloutService", "State"]
 
 State = Literal["starting", "running", "pausing", "paused", "resuming", "stopping", "failed"]
 
 T = TypeVar("T")
 _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
-_STOP_MARGIN_S: Final = 5.0  # seconds for what is left to end after the last pause
+STOP_MARGIN_S: Final = 5.0
+"""Seconds for what is left to end after the last pause, once for tasks and once for processes."""
 
 
 class RolloutService:
@@ -229,12 +230,12 @@ class RolloutService:
         await parts.offloading.wake_for_others(self.config.pause.deadline_s)
         for part in (parts.batches, parts.pool, parts.producer, parts.evaluations, parts.attendance):
             part.close()
-        self.survivors = await parts.tasks.close(end := asyncio.get_running_loop().time() + _STOP_MARGIN_S)
+        self.survivors = await parts.tasks.close(end := asyncio.get_running_loop().time() + STOP_MARGIN_S)
         await parts.transport.close()
         last = (parts.processes, parts.tool_processes, parts.judging, parts.storage, parts.trajectories, parts.experts)
         closing = [asyncio.ensure_future(part.close()) for part in last]
-        closing.append(asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)))
-        await wait_until(closing, end + _STOP_MARGIN_S)
+        closing.append(asyncio.ensure_future(parts.launching.close(end + STOP_MARGIN_S / 2)))
+        await wait_until(closing, end + STOP_MARGIN_S)
         parts.rollouts.let_go("the service has stopped")
         self._phase = "stopped"
 
