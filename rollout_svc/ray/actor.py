@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
+
+import orjson
 
 from rollout_svc.config import Config
 from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.ray.batch import Contents, Encoded, Packed, contents, pack
+from rollout_svc.ray.sharded import coordinator_of, hosted_shards, pack_shards
 from rollout_svc.ray.thread import ServiceThread
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.reading import checked
@@ -45,7 +49,9 @@ class ServiceActor:
         self._made: ServiceThread | None = None
         self._failure: Exception | None = None
         try:
-            self._made = ServiceThread(config, _node_address())
+            address = _node_address()
+            host = partial(hosted_shards, level="info", address=address) if config.producer.shards > 1 else None
+            self._made = ServiceThread(config, address, host)
         except Exception as error:  # noqa: BLE001 - told to whoever calls, whatever it is
             self._failure = error
 
@@ -139,6 +145,8 @@ class ServiceActor:
     ) -> Packed:
         """See `RolloutService.take_batch`; heavy tensors travel as references."""
         body = checked({"step": step, "groups": groups, "timeout_s": timeout_s, "ack": list(ack)}, bodies.Batch)
+        if (coordinator := coordinator_of(self._service)) is not None:
+            return await self._run(pack_shards(coordinator, body, client, tensors=tensors))
         taken = await self._run(self._take(body, tensors=tensors))
         return await asyncio.to_thread(pack, taken, client, body.ack)
 
@@ -178,9 +186,10 @@ class ServiceActor:
 
     async def _evaluate(self, body: bodies.Evaluation) -> list[bytes]:
         sampling = None if body.sampling is None else body.sampling.model_dump(exclude_unset=True)
-        groups = await self._service.run_evaluation(
-            body.task, body.prompts, sampling=sampling, version=body.version, timeout_s=body.timeout_s
-        )
+        how: Json = {"sampling": sampling, "version": body.version, "timeout_s": body.timeout_s}
+        if (coordinator := coordinator_of(self._service)) is not None:
+            return [orjson.dumps(await coordinator.evaluate(body.task, body.prompts, **how))]
+        groups = await self._service.run_evaluation(body.task, body.prompts, **how)
         pieces = [b'{"groups":[']
         for index, group in enumerate(groups):
             pieces.append(b"," + record_of(group) if index else record_of(group))

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from rollout_svc.config import Config, Portion
 from rollout_svc.errors import RolloutError
+from rollout_svc.hosting import hosted
 from rollout_svc.ray.thread import ServiceThread
 from rollout_svc.service import RolloutService
 from rollout_svc.sharding.local import answer, lease, ready_groups
@@ -60,7 +61,7 @@ class ShardActor:
         self._made: ServiceThread | None = None
         self._failure: Exception | None = None
         try:
-            self._made = ServiceThread(config, portion=portion)
+            self._made = ServiceThread(config, host=lambda config: hosted(config, "info", portion=portion))
         except Exception as error:  # noqa: BLE001 - an error in a constructor would reach nobody but as text
             self._failure = error
 

@@ -11,22 +11,26 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, TypeVar, cast
 
 import structlog
 
-from rollout_svc.config import Config, Portion
+from rollout_svc.config import Config
 from rollout_svc.errors import NotNow
 from rollout_svc.hosting import calm_collector, hosted
 from rollout_svc.loop import new_event_loop
 from rollout_svc.service import STOP_MARGIN_S, RolloutService
 
-__all__ = ["THREAD", "ServiceThread"]
+__all__ = ["THREAD", "Host", "ServiceThread"]
 
 T = TypeVar("T")
+Host = Callable[[Config], AbstractAsyncContextManager[tuple[RolloutService, str]]]
+"""Starts what runs in the thread, and serves it; gives it, and the url."""
 THREAD: Final = "rollout-service"
 """Name of the thread."""
 _START_S: Final = 120.0  # seconds to bind and to read the journal: a large one takes some
@@ -42,21 +46,20 @@ class ServiceThread:
         url: where the control API is served.
     """
 
-    def __init__(self, config: Config, address: str | None = None, portion: Portion | None = None) -> None:
+    def __init__(self, config: Config, address: str | None = None, host: Host | None = None) -> None:
         """Start.
 
         Args:
             config: the settings.
             address: of this node, told where the service listens at all of them; None: what is bound.
-            portion: see `RolloutService`.
+            host: starts the service; None: `hosted` does.
 
         Raises:
             ConfigError: the configuration cannot be used.
         """
         self.ready: Future[str] = Future()
         self.stop_s = config.pause.deadline_s + 2 * STOP_MARGIN_S
-        self._address = address
-        self._portion = portion
+        self._host = host or (lambda config: hosted(config, "info", address=address))
         self._made: Future[tuple[RolloutService, str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._ended: Future[None] = Future()
         threading.Thread(target=self._serve, args=(config,), name=THREAD, daemon=True).start()
@@ -74,8 +77,9 @@ class ServiceThread:
         return asyncio.run_coroutine_threadsafe(call, self._loop)
 
     async def calling(self, call: Callable[[RolloutService], T]) -> T:
-        """Make a call that does not wait; to be run in the service's loop."""
-        return call(self.service)
+        """Make a call that only looks; to be run in the service's loop. Over shards it has to be awaited."""
+        answer = call(self.service)
+        return cast("T", await answer) if inspect.isawaitable(answer) else answer
 
     def stop(self) -> Future[None]:
         """Drain and end; the future is done when the service has stopped. Idempotent."""
@@ -94,7 +98,7 @@ class ServiceThread:
 
     async def _live(self, config: Config) -> None:
         stop = asyncio.Event()
-        async with hosted(config, "info", address=self._address, portion=self._portion) as (service, url):
+        async with self._host(config) as (service, url):
             self._made.set_result((service, url, asyncio.get_running_loop(), stop))
             stopping = asyncio.ensure_future(stop.wait())
             ready = asyncio.ensure_future(service.ready())
