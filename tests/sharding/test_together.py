@@ -25,7 +25,8 @@ GROUPS = 4
 
 def settings(engines: list[FakeSGLang], folder: Path, **sections: Any) -> dict[str, Any]:
     """A configuration of two shards."""
-    given = make_config(*engines, trainer={"train_batch_size": GROUPS, "over_sample_threshold": 0.5}, **sections)
+    trainer = {"train_batch_size": GROUPS, "over_sample_threshold": 0.5, "max_staleness": 20}  # nothing is to expire
+    given = make_config(*engines, trainer=trainer, **sections)
     changed = {"cluster": {"kind": "ray"}, "buffer": {"path": str(folder / "journal")}}
     whole = given.model_dump(mode="json", exclude_unset=True) | changed
     whole["producer"] = {"strategy": "async", "shards": 2}
