@@ -163,7 +163,8 @@ class FannedBatches:
             return leased
 
         asked = [member for member in self._members.all if member.shard_id in parts]
-        leased = answers(await self._members.fan(asked, lease))
+        outcomes = answers(await self._members.fan(asked, lease))
+        leased = {shard: part for shard, part in outcomes.items() if part.count}
         if sum(part.count for part in leased.values()) != groups:
             await self._give_back(batch_id, asked)
             return None
