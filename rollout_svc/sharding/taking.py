@@ -7,6 +7,8 @@ Invariants:
 - The lease of the whole ends before that of any part, in one step, so that no part is consumed of a batch that expired.
 - An ack is for good once it was accepted: a shard that is lost meanwhile consumes its part when it returns.
 - A batch of which a part is gone, with a shard that keeps no journal, is ended everywhere.
+- Leases outlive the coordinator: another finds them in the shards, and what is not whole is ended, or, where a part was
+  consumed, acknowledged.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from typing import Any, Final
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, NotNowType, RolloutError
 from rollout_svc.sharding.batch import MergedBatch, groups_in, with_groups
 from rollout_svc.sharding.figures import merge_figures
+from rollout_svc.sharding.finding import Found
 from rollout_svc.sharding.gathering import Gathering
 from rollout_svc.sharding.member import Member
 from rollout_svc.sharding.members import Members, answers
-from rollout_svc.sharding.protocol import Leased
+from rollout_svc.sharding.protocol import Leased, ShardLost
 from rollout_svc.sharding.shares import share_out
 from rollout_svc.tasks import TaskOwner
 
@@ -71,6 +74,8 @@ class FannedBatches:
         self._leased: dict[str, MergedBatch] = {}
         self._fates: dict[str, str] = {}
         self._turn = asyncio.Lock()
+        self._found = Found(members.by_id)
+        self._lending: set[str] = set()
         self._gathering: Gathering | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -104,7 +109,9 @@ class FannedBatches:
                     if self._at(step) is not None:
                         continue
                     gathering = self._gathering = Gathering(self._members, self._tasks, step, groups, until)
-                    await self._wait(gathering, groups)
+                    await self._wait(gathering, step, groups)
+                    if self._at(step) is not None:
+                        continue
                     lending = self._tasks.spawn(
                         "lend", self._lend(step, groups, gathering.ready, started), handled=True
                     )
@@ -117,10 +124,10 @@ class FannedBatches:
             if batch is not None:
                 return replace(batch, ack_expired=expired)
 
-    async def _wait(self, gathering: Gathering, groups: int) -> None:
-        while not gathering.enough:
+    async def _wait(self, gathering: Gathering, step: int, groups: int) -> None:
+        while not gathering.enough or step in self._found.steps:
             self._check()
-            if gathering.hopeless:
+            if gathering.hopeless and not gathering.enough:
                 raise self._shortage(gathering, groups)
             gathering.wake.clear()
             gathering.begin()
@@ -162,9 +169,13 @@ class FannedBatches:
             member.check_life()
             return leased
 
+        self._lending.add(batch_id)
         asked = [member for member in self._members.all if member.shard_id in parts]
-        leased = answers(await self._members.fan(asked, lease))
+        outcomes = answers(await self._members.fan(asked, lease))
+        leased = {shard: part for shard, part in outcomes.items() if part.count}
+        self._lending.discard(batch_id)
         if sum(part.count for part in leased.values()) != groups:
+            self._fates[batch_id] = "expired"
             await self._give_back(batch_id, asked)
             return None
         paused_s = self._paused_s()
@@ -294,6 +305,45 @@ class FannedBatches:
             lost = batch.batch_id not in there and member.shard_id not in batch.acked
             if lost and not batch.acking and batch.lives[member.shard_id] != member.shard.life:
                 self._end(batch, "expired")
+        known = (*self._leased, *self._fates, *self._lending)
+        self._found.see(member.shard_id, status["buffer"]["leases"], known)
+        for batch_id in tuple(self._found.parts):
+            await self._recall(batch_id)
+
+    async def _recall(self, batch_id: str) -> None:
+        """Go on with a batch of an earlier coordinator's; what it did not finish lending is given back."""
+        parts, verdict = self._found.parts[batch_id], self._found.verdict(batch_id)
+        members = [member for member in self._members.all if member.shard_id in parts]
+        now = asyncio.get_running_loop().time()
+        until = now + self._answer_s
+        if verdict == "unknown":
+            return
+        if verdict == "whole":
+            step = self._found.step_of(batch_id)
+            leased: dict[str, Leased] = {}
+            for member in members:
+                asked = member.shard.lease(step, parts[member.shard_id][1], batch_id)
+                leased[member.shard_id] = await member.ask("lease", asked, until)
+            lives = {shard: self._members.by_id[shard].shard.life for shard in leased}
+            metrics = merge_figures([part.metrics for part in leased.values()], 0.0, 0.0)
+            self._leased[batch_id] = MergedBatch(batch_id, step, leased, lives, metrics, now + self._lease_s)
+            self._set_timer()
+        else:
+            others = [member for member in self._members.all if member.shard_id not in parts]
+            asked_others = await self._members.fan(
+                others, lambda member: member.call("ack", {"batch_id": batch_id}, until)
+            )
+            acked = bool(answers(asked_others))  # a part that is consumed: the ack was accepted, and cut short
+            if not acked and any(isinstance(outcome, ShardLost) for outcome in asked_others.values()):
+                return
+            for member in members:
+                if acked:
+                    await member.call("ack", {"batch_id": batch_id}, until)
+                else:
+                    await member.ask("give_back", member.shard.give_back(batch_id), until)
+            self._fates[batch_id] = "acknowledged" if acked else "expired"
+        self._found.parts.pop(batch_id, None)
+        self.wake()
 
     def _shortage(self, gathering: Gathering | None, groups: int) -> NotNow:
         """Why a batch is not there: which shard lacks what."""

@@ -394,3 +394,29 @@ async def test_who_is_stuck_is_named_over_all_shards() -> None:
         assert [worker["id"] for worker in await coordinator.workers()] == ["s0.w0", "s1.w0"]
         with pytest.raises(NotFound):
             await coordinator.remove_worker("w0")
+
+
+@virtual
+async def test_leases_outlive_the_coordinator() -> None:
+    """P31: another coordinator gives the same batch for the same step, and ends what the one before did not finish."""
+    async with staged() as (coordinator, one, other):
+        batch = await coordinator.take_batch(3, 6, 10.0)
+        half = await coordinator.take_batch(4, 4, 10.0)
+        cut = await coordinator.take_batch(5, 4, 10.0)
+        assert {"s0", "s1"} == {name.partition(":")[0] for name in ids(half)} == {n.partition(":")[0] for n in ids(cut)}
+        await one.call("ack", {"batch_id": half["batch_id"]})  # an ack that was cut short
+        await other.give_back(cut["batch_id"])  # a lease that was never whole
+        again = Coordinator(coordinator.config, [one, other])
+        await again.start()
+        try:
+            await again.ready()
+            assert ids(await again.take_batch(3, 6, 10.0)) == ids(batch)
+            assert (await again.ack(half["batch_id"]))["acknowledged"]
+            with pytest.raises(Conflict):
+                await again.ack(cut["batch_id"])
+            assert set(one.leases) == set(other.leases) == {batch["batch_id"]}
+            await again.ack(batch["batch_id"])
+            consumed = {name for shard in (one, other) for name, where in shard.accounts.items() if where == "consumed"}
+            assert consumed == {*ids(batch), *ids(half)}
+        finally:
+            await again.stop()

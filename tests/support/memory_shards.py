@@ -39,7 +39,7 @@ class Part:
 
     def __init__(self, groups: list[str], step: int) -> None:
         self.groups = groups
-        self.metrics: Mapping[str, Any] = figures(len(groups), step)
+        self.metrics: Mapping[str, Any] = figures(len(groups), step) if groups else {}
 
     @property
     def count(self) -> int:
@@ -118,6 +118,10 @@ class MemoryShard:
     def rise(self) -> None:
         """Be there again, in another life: held, with the weights of the start."""
         self.lost, self.life, self.ticket, self.version = False, self.life + 1, 0, 0
+
+    def hush(self) -> None:
+        """Be silent."""
+        self.silent = True
 
     def speak(self) -> None:
         """Be silent no more."""
