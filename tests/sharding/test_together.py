@@ -107,7 +107,6 @@ async def test_what_was_pushed_survives_all_of_them(engines: list[FakeSGLang], t
         assert sorted(given) == sorted(f"p{number}" for number in range(8))
 
 
-@pytest.mark.xfail(strict=True, reason="a coordinator that begins anew does not know the leases of the one before")
 async def test_a_lease_survives_its_coordinator(engines: list[FakeSGLang], tmp_path: Path) -> None:
     """Whoever coordinates, the same step gives the same batch while its parts are leased."""  # P31
     config = settings(engines, tmp_path)
