@@ -7,7 +7,6 @@ Invariants:
 - The tasks of a batch are mixed by their weights (`producer/mix.py`).
 - A batch is leased in one step, once all its groups are there: a caller that goes away before loses nothing, and one
   that goes away after gets the same batch by asking for the same step.
-- The routed experts of a batch are the buffer's. Who has the batch reads them until its ack, or the end of its lease.
 - A take that cannot be met says why within its timeout, and a dead service fails every take at once.
 """
 
@@ -15,92 +14,28 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
-import orjson
-
+from rollout_svc.batch import Batch, Shortage, not_now
 from rollout_svc.batch_figures import Figures
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, NotNowType, SpentHandle
+from rollout_svc.errors import BadRequest, Conflict, NotFound
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
-from rollout_svc.producer.masking import encoded, oldest_unmasked, spent
+from rollout_svc.producer.masking import oldest_unmasked, spent
 from rollout_svc.producer.mixture import Mixture
 from rollout_svc.producer.schedule import Demand
 from rollout_svc.producer.staleness import refusal
 from rollout_svc.rollout.settling import Settling
 from rollout_svc.rollout.tally import Tally
-from rollout_svc.tensors import Loan, ReadHandle
+from rollout_svc.tensors import ReadHandle
 
-__all__ = ["Batch", "Batches", "Shortage"]
+__all__ = ["Batch", "Batches"]
 
 _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """Why there is nothing to take now, and whether it can ever be met."""
-
-    type: NotNowType
-    message: str
-    detail: dict[str, Any]
-    final: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A leased batch.
-
-    Attributes:
-        groups: COMPLETED groups; their records are encoded already.
-        metrics: figures of the batch, and of what happened since the one before.
-        ack_expired: batches whose ack came too late, with this take.
-        oldest: tokens of older weight versions are masked; None: none is.
-        loan: how long its tensors may be read.
-    """
-
-    batch_id: str
-    step: int
-    groups: tuple[Group, ...]
-    metrics: dict[str, Any]
-    ack_expired: tuple[str, ...] = ()
-    oldest: int | None = None
-    loan: Loan = field(default_factory=Loan, compare=False)
-
-    def take_experts(self) -> dict[str, ReadHandle]:
-        """Routed experts by sample id, of those that have some: `(tokens - 1, moe_layers, top_k)`, uint8 or uint16.
-
-        They stay the buffer's. After the ack of the batch, or the end of its lease, `read` raises SpentHandle, which
-        says which of the two it was; what was read before stays readable. Every call gives handles of its own.
-
-        Raises:
-            SpentHandle: the batch is not lent any more, which is not to have none; says why.
-        """
-        if self.loan.ended_by is not None:
-            raise SpentHandle(f"routed experts of batch {self.batch_id} were asked for after {self.loan.ended_by}")
-        owned = ((sample.sample_id, sample.experts) for group in self.groups for sample in group.samples)
-        return {sample_id: ReadHandle(sample_id, heavy, self.loan) for sample_id, heavy in owned if heavy is not None}
-
-    def head(self) -> dict[str, Any]:
-        """The record without its groups."""
-        head: dict[str, Any] = {"batch_id": self.batch_id, "step": self.step, "metrics": self.metrics}
-        return head | ({"ack_expired": self.ack_expired} if self.ack_expired else {})
-
-    def encoded(self) -> Iterator[bytes]:
-        """The record of the contract as JSON, in pieces to be joined: one per group, so that a loop can breathe."""
-        yield orjson.dumps(self.head())[:-1] + b',"groups":['
-        for index, group in enumerate(self.groups):
-            record = encoded(group, self.oldest)
-            yield b"," + record if index else record
-        yield b"]}"
-
-    def as_json(self) -> dict[str, Any]:
-        """The same record as values."""
-        record: dict[str, Any] = orjson.loads(b"".join(self.encoded()))
-        return record
 
 
 class Batches:
@@ -186,9 +121,71 @@ class Batches:
                 self._ask(wake, step, groups)
         except TimeoutError:
             shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
-            raise _not_now(shortage, groups, self._buffer.ready) from None
+            raise not_now(shortage, groups, self._buffer.ready) from None
         finally:
             self._ask_no_more(wake)
+
+    async def ready_groups(self, step: int, wanted: int, timeout_s: float) -> int:
+        """Say how many groups may be handed over at `step`; waits until they are `wanted`, or the time is up.
+
+        Who waits here is waited for as a take is: for a batch of `wanted` groups at `step`.
+
+        Raises:
+            NotNow: that can never be, and no more will come; `detail` says how many are `ready`.
+        """
+        _check(step, wanted, timeout_s)
+        self._mixture.groups = wanted
+        ready = len(self._mixture.most(wanted, self._fresh(step)))
+        wake = asyncio.Event()
+        self._ask(wake, step, wanted)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while ready < wanted and not self._over(wanted):
+                    wake.clear()
+                    await wake.wait()
+                    if self._buffer.ready >= wanted:  # else nobody has to look through them
+                        ready = len(self._mixture.most(wanted, self._fresh(step)))
+        except TimeoutError:
+            pass
+        finally:
+            self._ask_no_more(wake)
+        ready = len(self._mixture.most(wanted, self._fresh(step)))
+        if ready < wanted and self._over(wanted):
+            raise not_now(self._shortage(wanted), wanted, ready)
+        return ready
+
+    def _over(self, wanted: int) -> bool:
+        """Whether what is ready is all there will be of so many groups."""
+        return self._hopeless(wanted) and (not self._mixture.under_way or self._shortage(wanted).type == "failed")
+
+    async def lease(self, step: int, at_most: int, batch_id: str) -> Batch | None:
+        """Lease what of a batch is ready, under an id of the caller's; None: nothing is, and nothing was leased.
+
+        Args:
+            step: see `take`.
+            at_most: how many groups.
+            batch_id: no other batch's; the same again: the same groups, while they are leased.
+
+        Raises:
+            Conflict: that lease has ended, or was acknowledged.
+        """
+        _check(step, at_most, 0.0)
+        batch = self._leased.get(batch_id)
+        if batch is None:
+            if (fate := self._buffer.fate(batch_id)) is not None:
+                raise Conflict(f"the lease of batch {batch_id} has ended: {fate}", type="lease_expired")
+            chosen = self._mixture.most(at_most, self._fresh(step))
+            self._next_step, self._known_step = step + 1, None  # of the batch, which the caller has either way
+            if not chosen:
+                return None
+            batch = self._lease(step, chosen, asyncio.get_running_loop().time(), batch_id)
+        await self._storage.flush()
+        return batch
+
+    async def give_back(self, batch_id: str) -> None:
+        """End a lease as if its time had passed; nothing where there is none."""
+        self._end(self._buffer.give_back(batch_id))
+        await self._storage.flush()
 
     def _ask(self, wake: asyncio.Event, step: int, groups: int) -> None:
         """Have the producer know who waits, and for what."""
@@ -219,7 +216,7 @@ class Batches:
                 if chosen is not None:
                     return self._lease(step, chosen, started)
             if self._hopeless(groups):
-                raise _not_now(self._shortage(groups), groups, len(fresh) or self._buffer.ready)
+                raise not_now(self._shortage(groups), groups, len(fresh) or self._buffer.ready)
             wake.clear()
             await wake.wait()
 
@@ -329,9 +326,9 @@ class Batches:
             self._buffer.changed()
         return fresh
 
-    def _lease(self, step: int, groups: list[Group], started: float) -> Batch:
+    def _lease(self, step: int, groups: list[Group], started: float, batch_id: str | None = None) -> Batch:
         loop = asyncio.get_running_loop()
-        batch_id = self._new_id()
+        batch_id = batch_id or self._new_id()
         self._mixture.lent(batch_id, groups)
         wait_s = loop.time() - started
         oldest = oldest_unmasked(step, self.max_token_staleness)
@@ -356,7 +353,10 @@ class Batches:
             self._timer = asyncio.get_running_loop().call_at(ends, self._expire)
 
     def _expire(self) -> None:
-        for lease in self._buffer.expire_leases(asyncio.get_running_loop().time()):
+        self._end(self._buffer.expire_leases(asyncio.get_running_loop().time()))
+
+    def _end(self, leases: Iterable[Lease]) -> None:
+        for lease in leases:
             self._forget(lease)
         self._set_timer()
 
@@ -399,9 +399,3 @@ def _check(step: int, groups: int, timeout_s: float) -> None:
             raise BadRequest.at(path, f"expected a whole number, {least} or greater")
     if not (math.isfinite(timeout_s) and timeout_s >= 0):
         raise BadRequest.at("timeout_s", "expected a finite number, 0 or greater")
-
-
-def _not_now(shortage: Shortage, wanted: int, ready: int) -> NotNow:
-    message = f"{ready} of {wanted} groups are ready: {shortage.message}"
-    detail = {"ready": ready, "wanted": wanted, "can_be_met": not shortage.final, **shortage.detail}
-    return NotNow(shortage.type, message, detail=detail)

@@ -23,6 +23,8 @@
         └── NotNow       503    may work later; says why and when to retry
 
 Foreign exceptions are mapped at the boundary that met them; nothing above a boundary sees an aiohttp error.
+
+Invariant: every one survives a pickle with all that it carries, whatever its constructor takes: calls cross processes.
 """
 
 from __future__ import annotations
@@ -62,8 +64,19 @@ ADMIN_KEY: Final = "admin_key_refused"
 """Kind of the failure of an engine that let the data key in, and not the control key."""
 
 
+def _restored(kind: type[RolloutError], args: tuple[Any, ...], carried: dict[str, Any]) -> RolloutError:
+    """Make an error that was raised elsewhere; its constructor had its say there."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(carried)
+    return error
+
+
 class RolloutError(Exception):
     """Base of every error raised on purpose by this package."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, dict(self.__dict__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +196,6 @@ class JudgeFailed(RolloutError):
         self.reason = reason
         self.message = message
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason, self.message)
-
 
 class ShardFailure(RolloutError):
     """Raised when a remote tensor could not be kept, reached or read.
@@ -203,9 +213,6 @@ class ShardFailure(RolloutError):
         self.message = message
         self.ids = ids
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason, self.message, self.ids)
-
 
 class DrainFailed(RolloutError):
     """Raised when processes did not let go of shards in the step they belong to, nor in the next one.
@@ -221,9 +228,6 @@ class DrainFailed(RolloutError):
         self.failures = tuple(failures)
         self.cleared = cleared
         super().__init__("; ".join(self.failures))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.failures, self.cleared)
 
 
 class Unreachable(RolloutError):

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from rollout_svc.config import Config
+from rollout_svc.config import Config, Portion
 from rollout_svc.events import EventBus
 from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
@@ -39,6 +39,9 @@ async def hosted(
     level: Level,
     restore: Restore | None = None,
     before: Callable[[RolloutService], None] = lambda _: None,
+    *,
+    portion: Portion | None = None,
+    address: str | None = None,
 ) -> AsyncIterator[tuple[RolloutService, str]]:
     """Start a service and serve its control API; gives both it and the url.
 
@@ -47,16 +50,18 @@ async def hosted(
         level: of the log.
         restore: see `RolloutService`.
         before: is called with the service before anything is bound or started.
+        portion: see `RolloutService`.
+        address: of this machine, for others; told where all of its addresses are listened at.
 
     Raises:
         ConfigError: it cannot be used; nothing was started.
     """
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
-    service = RolloutService(config, bus=bus, restore=restore)
+    service = RolloutService(config, bus=bus, restore=restore, portion=portion)
     log_events(bus, level)
     metrics = Metrics(bus, service.status)
     before(service)
-    async with serve_http(service, metrics.render) as url:
+    async with serve_http(service, metrics.render, address) as url:
         await service.start()
         if service.recovered:
             _log.info("journal.recovered", path=config.buffer.path, **service.recovered)

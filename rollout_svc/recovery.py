@@ -25,7 +25,7 @@ from rollout_svc.buffer.journal.fingerprint import fingerprint_of
 from rollout_svc.buffer.recovered import FoundGroup, Recovered
 from rollout_svc.buffer.restoring import restore_journal
 from rollout_svc.buffer.storage import MemoryStorage, Storage
-from rollout_svc.config import Config
+from rollout_svc.config import WHOLE, Config, Portion
 from rollout_svc.errors import ConfigError
 from rollout_svc.group import Group
 from rollout_svc.heavy import Heavy
@@ -72,7 +72,9 @@ async def open_store(config: Config, outside: Outside, storage: Storage) -> Stor
         raise ConfigError.at("experts.store", f"{name}: {type(error).__name__}: {error}") from error
 
 
-async def open_storage(config: Config, outside: Outside, restore: Restore | None = None) -> Storage:
+async def open_storage(
+    config: Config, outside: Outside, restore: Restore | None = None, portion: Portion = WHOLE
+) -> Storage:
     """Open what makes groups durable: a caller's own, the journal at `buffer.path`, or memory.
 
     With `restore` a snapshot becomes that journal first.
@@ -85,12 +87,14 @@ async def open_storage(config: Config, outside: Outside, restore: Restore | None
     path = None if config.buffer.path is None else Path(config.buffer.path)
     if path is None and restore is None:
         return MemoryStorage()
-    return await asyncio.to_thread(_open, config, path, restore, outside.wall)
+    return await asyncio.to_thread(_open, config, path, restore, outside.wall, portion)
 
 
-def _open(config: Config, path: Path | None, restore: Restore | None, wall: Callable[[], float]) -> Storage:
+def _open(
+    config: Config, path: Path | None, restore: Restore | None, wall: Callable[[], float], portion: Portion
+) -> Storage:
     contents = {task.name: _digest(Path(task.prompts.jsonl)) for task in config.tasks if task.prompts.jsonl is not None}
-    fingerprint = fingerprint_of(config, contents)
+    fingerprint = fingerprint_of(config, contents, portion)
     if restore is not None:
         restore_journal(restore.snapshot, path, fingerprint, restore.step)
     return (

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from rollout_svc.accounts import memory_record, watch_memory
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
-from rollout_svc.batches import Batch, Shortage
+from rollout_svc.batch import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
-from rollout_svc.config import Config, WorkerConfig
+from rollout_svc.config import WHOLE, Config, Portion, WorkerConfig
 from rollout_svc.configfile import problems_of
 from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, NotNowType, Problem
 from rollout_svc.evaluations.evaluation import records_of
@@ -43,13 +43,14 @@ from rollout_svc.weights.pausing import Asked, PauseCalls
 from rollout_svc.weights.request import read_source, read_version
 from rollout_svc.workers.worker import WorkerState
 
-__all__ = ["RolloutService", "State"]
+__all__ = ["STOP_MARGIN_S", "RolloutService", "State"]
 
 State = Literal["starting", "running", "pausing", "paused", "resuming", "stopping", "failed"]
 
 T = TypeVar("T")
 _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
-_STOP_MARGIN_S: Final = 5.0  # seconds for what is left to end after the last pause
+STOP_MARGIN_S: Final = 5.0
+"""Seconds for what is left to end after the last pause, once for tasks and once for processes."""
 
 
 class RolloutService:
@@ -63,6 +64,7 @@ class RolloutService:
         rng: Random | None = None,
         outside: Outside | None = None,
         restore: Restore | None = None,
+        portion: Portion | None = None,
     ) -> None:
         """Check the configuration; raises ConfigError with every problem, and starts nothing.
 
@@ -72,10 +74,12 @@ class RolloutService:
             rng: source of jitter.
             outside: sockets, processes, storage, ids; None: the real ones, and storage that promises nothing.
             restore: a snapshot to go on from, where there is no journal at `buffer.path` yet.
+            portion: of a shard: which prompts are its own; it is held, as if paused, until the first resume.
         """
         self.config = config
         self.bus = bus or EventBus()
-        self.prepared: Prepared = prepare(config)
+        self.prepared: Prepared = prepare(config, portion or WHOLE)
+        self._held = portion is not None
         self.failure: ComponentDied | None = None
         self._rng = rng or Random()
         self._outside = outside or Outside()
@@ -140,7 +144,7 @@ class RolloutService:
         self._phase = "starting"
         try:
             await refuse_taken(self.config)
-            storage = await open_storage(self.config, self._outside, self._restore)
+            storage = await open_storage(self.config, self._outside, self._restore, self.prepared.portion)
             store = await open_store(self.config, self._outside, storage)
         except ConfigError:
             self._phase = "stopped"
@@ -198,7 +202,7 @@ class RolloutService:
         guard_fleet(self.config, self.parts)
         if self._phase == "starting":
             self._phase = "running"
-            self.parts.gate.open(LANES)
+            self.parts.pauses.hold() if self._held else self.parts.gate.open(LANES)
 
     async def stop(self) -> None:
         """Drain under the pause deadline, then end every task, socket and process; idempotent.
@@ -225,12 +229,12 @@ class RolloutService:
         await parts.offloading.wake_for_others(self.config.pause.deadline_s)
         for part in (parts.batches, parts.pool, parts.producer, parts.evaluations, parts.attendance):
             part.close()
-        self.survivors = await parts.tasks.close(end := asyncio.get_running_loop().time() + _STOP_MARGIN_S)
+        self.survivors = await parts.tasks.close(end := asyncio.get_running_loop().time() + STOP_MARGIN_S)
         await parts.transport.close()
         last = (parts.processes, parts.tool_processes, parts.judging, parts.storage, parts.trajectories, parts.experts)
         closing = [asyncio.ensure_future(part.close()) for part in last]
-        closing.append(asyncio.ensure_future(parts.launching.close(end + _STOP_MARGIN_S / 2)))
-        await wait_until(closing, end + _STOP_MARGIN_S)
+        closing.append(asyncio.ensure_future(parts.launching.close(end + STOP_MARGIN_S / 2)))
+        await wait_until(closing, end + STOP_MARGIN_S)
         parts.rollouts.let_go("the service has stopped")
         self._phase = "stopped"
 
@@ -247,14 +251,15 @@ class RolloutService:
         detail = {"traceback": died.traceback, "workers": whereabouts(self.parts)}
         return NotNow("failed", f"{died.component} died: {died.error}", detail=detail)
 
-    def _check_alive(self, stopping: NotNowType = "stopping") -> None:
+    def check_alive(self, stopping: NotNowType = "stopping") -> None:
+        """Raise NotNow where the service has failed, or stops."""
         if self.failure is not None:
             raise self._dead(self.failure)
         if self._phase in ("stopping", "stopped"):
             raise NotNow(stopping, "the service is stopping")
 
     def _check_running(self) -> None:
-        self._check_alive()
+        self.check_alive()
         if self._phase != "running":
             waiting = [w.worker_id for w in self.parts.pool.workers.values() if w.state is WorkerState.STARTING]
             raise NotNow("starting", f"engines are still loading: {', '.join(waiting)}")
@@ -301,17 +306,17 @@ class RolloutService:
 
     async def lease_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> Batch:
         """Lease a batch, still encoded: for whoever sends it on."""
-        self._check_alive("failed")
+        self.check_alive("failed")
         return await self.parts.batches.take(step, groups, timeout_s, ack)
 
     async def ack(self, batch_id: str) -> dict[str, Any]:
         """Consume a leased batch for good."""
-        self._check_alive()
+        self.check_alive()
         return await self.parts.batches.acknowledge(batch_id)
 
     async def put_prompts(self, task: str, prompts: list[Any]) -> dict[str, int]:
         """Add prompts to a task that is fed by push; the same id is accepted once."""
-        self._check_alive()
+        self.check_alive()
         producer = self.parts.producer
         source = self.prepared.sources.get(task)
         if source is None:
@@ -344,7 +349,7 @@ class RolloutService:
 
     async def checkpoint(self, path: str, step: int, ack: Iterable[str] = ()) -> dict[str, Any]:
         """Write a snapshot of everything that must survive; see `buffer.checkpoints.Checkpoints.write`."""
-        self._check_alive()
+        self.check_alive()
         return await self.parts.checkpoints.write(path, step, ack)
 
     def _hopeless(self, groups: int) -> bool:
@@ -395,7 +400,7 @@ class RolloutService:
         Raises:
             BadRequest: a value is out of bounds, or the plan is impossible; nothing has changed.
         """
-        self._check_alive()
+        self.check_alive()
         try:
             return self.fleet.set(trainer or {}, limits or {}).as_json()
         except ValidationError as error:
@@ -412,13 +417,13 @@ class RolloutService:
 
         One with `launch` is started by the service, and ended when it is removed.
         """
-        self._check_alive()
+        self.check_alive()
         if config.launch is not None:
             on_cluster = self.config.cluster is not None
             problems = await asyncio.to_thread(newcomer_problems, config.launch, "launch", on_cluster=on_cluster)
             if problems:
                 raise _bad_request(problems)
-            self._check_alive()
+            self.check_alive()
         try:
             return self.parts.pool.workers[self.fleet.add(config)].as_json()
         except ConfigError as error:
@@ -426,7 +431,7 @@ class RolloutService:
 
     async def remove_worker(self, worker_id: str) -> dict[str, Any]:
         """Take an engine out of the fleet; what it runs may finish first."""
-        self._check_alive()
+        self.check_alive()
         self.fleet.remove(worker_id)
         return {"id": worker_id, "state": str(WorkerState.DRAINING)}
 

@@ -44,11 +44,14 @@ class StartTimeout(StartFailed):
 
 
 async def refuse_taken(config: Config) -> None:
-    """Refuse to start where an engine that is to be launched could not listen.
+    """Refuse to start where an engine that is to be launched could not listen, or where one loop is not enough.
 
     Raises:
-        ConfigError: its port is in use.
+        ConfigError: its port is in use; or there are to be shards, and a service in process is one loop.
     """
+    if config.producer.shards > 1:
+        words = "are made by `rollout_svc.ray.start`: a service that is started like this is one event loop"
+        raise ConfigError.at("producer.shards", words)
     if any(worker.launch is not None for worker in config.workers):
         problems = await asyncio.to_thread(taken_addresses, config)
         if problems:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollout_svc.assembly import Parts
-from rollout_svc.batches import Shortage
+from rollout_svc.batch import Shortage
 from rollout_svc.gate import LANES
 from rollout_svc.plan import Plan
 from rollout_svc.producer.schedule import WORDS

@@ -42,7 +42,7 @@ FLOORS = (
     ("workers", "buffer", "trajectories", "preflight", "newcomers"),
     ("rollout",),
     ("producer",),
-    ("batches", "batch_figures", "evaluations", "packing"),
+    ("batch", "batches", "batch_figures", "evaluations", "packing"),
     ("pause",),
     ("weights",),
     ("outside", "assembly"),

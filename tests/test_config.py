@@ -28,6 +28,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "service": {"host": "127.0.0.1", "port": 8700, "token": None, "public_url": None},
         "tokenizer": {"path": None, "chat_template": None},
         "workers": (),
+        "cluster": None,
         "routing": "least_tokens",
         "start_timeout_s": 600,
         "request_timeout_s": 1200,
@@ -75,6 +76,7 @@ def test_defaults_are_the_documented_ones() -> None:
         },
         "producer": {
             "strategy": "async",
+            "shards": 1,
             "max_attempts": 3,
             "no_worker_timeout_s": None,
             "tail_batch_size": None,
@@ -144,6 +146,7 @@ def test_a_launched_worker_has_the_documented_keys() -> None:
         "log_dir": None,
         "restarts": 5,
         "restart_window_s": 3600,
+        "resources": None,
         "placement": None,
     }
     assert worker.launch.command_at(7) == (sys.executable, "--json", '{"a": {}}', "--at=127.0.0.1:7")

@@ -4,8 +4,8 @@ from typing import Any
 
 import orjson
 
+from rollout_svc.batch import Batch
 from rollout_svc.batch_figures import _describe
-from rollout_svc.batches import Batch
 from rollout_svc.buffer.journal.records import decode_sample, encode_sample, state_json
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger

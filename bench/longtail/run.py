@@ -26,7 +26,7 @@ from rollout_svc.producer.sources import PushSource
 from rollout_svc.service import RolloutService
 
 if TYPE_CHECKING:
-    from rollout_svc.batches import Batch
+    from rollout_svc.batch import Batch
 
 __all__ = ["run_cell", "timed", "train_s"]
 

@@ -13,7 +13,8 @@ from random import Random
 from rollout_svc.assembly.fleet import FleetParts
 from rollout_svc.assembly.ground import Ground
 from rollout_svc.assembly.prepared import Prepared
-from rollout_svc.batches import Batches, Shortage
+from rollout_svc.batch import Shortage
+from rollout_svc.batches import Batches
 from rollout_svc.buffer.checkpoints import Checkpoints, Snapshots
 from rollout_svc.buffer.replay import ReplayBuffer
 from rollout_svc.buffer.storage import Storage

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollout_svc.config import Config
+from rollout_svc.config import WHOLE, Config, Portion
 from rollout_svc.engines.router import RoutedSGLang
 from rollout_svc.errors import ConfigError, Problem
 from rollout_svc.feasible import infeasible, remarks
@@ -32,6 +32,7 @@ class Prepared:
     codec: TextCodec
     plan: Plan
     refused: Refused
+    portion: Portion = WHOLE
 
 
 def worker_ids(config: Config) -> list[str]:
@@ -39,8 +40,12 @@ def worker_ids(config: Config) -> list[str]:
     return [f"w{index}" for index in range(len(config.workers))]
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config, portion: Portion = WHOLE) -> Prepared:
     """Make what can be made, and checked, without a loop; reads prompt files and tokenizers.
+
+    Args:
+        config: the settings.
+        portion: which of the prompts are this service's, where it is a shard.
 
     Raises:
         ConfigError: with every problem that was found.
@@ -62,7 +67,8 @@ def prepare(config: Config) -> Prepared:
         refused = refused_content(tokenizer)
     for index, task in enumerate(config.tasks):
         try:
-            sources[task.name] = make_source(task.prompts, refused=refused, where=f"tasks.{index}.prompts")
+            where = f"tasks.{index}.prompts"
+            sources[task.name] = make_source(task.prompts, refused=refused, where=where, portion=portion)
         except ConfigError as error:
             problems.extend(error.problems)
     for index, worker in enumerate(config.workers):
@@ -78,7 +84,7 @@ def prepare(config: Config) -> Prepared:
     notes = remarks(config.trainer, config.producer.strategy, config.tasks)
     plan = make_plan(config.trainer, dict(zip(worker_ids(config), batches, strict=True)), notes=notes)
     raise_open_file_limit(plan)
-    return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan, refused)
+    return Prepared(config, runtimes, sources, TextCodec(tokenizer), plan, refused, portion)
 
 
 def _lost_on_the_way(config: Config) -> list[Problem]:

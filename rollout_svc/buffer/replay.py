@@ -245,7 +245,13 @@ class ReplayBuffer:
 
     def expire_leases(self, now: float) -> list[Lease]:
         """End the leases whose time has passed; their groups are ready again, before all others."""
-        expired = [lease for lease in self._leases.values() if lease.expires_at <= now]
+        return self._end([lease for lease in self._leases.values() if lease.expires_at <= now])
+
+    def give_back(self, batch_id: str) -> list[Lease]:
+        """End one lease before its time; returns it, where it was in force."""
+        return self._end([self._leases[batch_id]] if batch_id in self._leases else [])
+
+    def _end(self, expired: list[Lease]) -> list[Lease]:
         for lease in reversed(expired):  # each goes in front of what is there, so that the oldest ends up first
             del self._leases[lease.batch_id]
             for group in reversed(lease.groups):

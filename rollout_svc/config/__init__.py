@@ -3,6 +3,7 @@
 from rollout_svc.config.base import Listed
 from rollout_svc.config.cluster import ClusterConfig, Resources
 from rollout_svc.config.placement import BUNDLES_VARIABLE, PlacementConfig
+from rollout_svc.config.portion import WHOLE, Portion
 from rollout_svc.config.settings import (
     BufferConfig,
     Config,
@@ -37,6 +38,7 @@ from rollout_svc.config.workers import Dialect, LaunchConfig, WorkerConfig, addr
 
 __all__ = [
     "BUNDLES_VARIABLE",
+    "WHOLE",
     "AgentConfig",
     "BufferConfig",
     "ClusterConfig",
@@ -55,6 +57,7 @@ __all__ = [
     "PauseMode",
     "PlacementConfig",
     "PluginConfig",
+    "Portion",
     "ProducerConfig",
     "PromptsConfig",
     "Resources",

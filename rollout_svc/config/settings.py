@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rollout_svc.config.base import Count, Listed, Seconds, Secret, Settings, refuse, refuse_repeats
 from rollout_svc.config.cluster import Cluster
+from rollout_svc.config.sharded import shard_misfits
 from rollout_svc.config.tasks import TaskConfig
 from rollout_svc.config.workers import WorkerConfig, address_of, launch_misfit
 from rollout_svc.tool_calls import ToolFormat
@@ -113,6 +114,8 @@ class ProducerConfig(Settings):
 
     strategy: Strategy = "async"
     """How far generation may run ahead of training: not at all, one batch and its surplus, or as far as the bound."""
+    shards: int = Field(1, ge=1, le=256)
+    """Producer shards: event loops that divide workers, prompts and budget among them; more than one on a cluster."""
     max_attempts: int = Field(3, ge=1, le=100)
     """Failures of one sample before its group is given up."""
     no_worker_timeout_s: Seconds | None = None
@@ -324,6 +327,12 @@ class Config(Settings):
                 place = places.setdefault(address_of(url), f"engine {nth} of worker {index}")
                 if place != f"engine {nth} of worker {index}":
                     raise refuse(("workers", index, "engines", nth), f"{url!r} is already {place}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_divided(self) -> Self:
+        for where, words in shard_misfits(self):
+            raise refuse(where, words)
         return self
 
     @property

@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import orjson
 
-from rollout_svc.batches import Batch
+from rollout_svc.batch import Batch
 from rollout_svc.errors import IllegalTransition
 from rollout_svc.heavy import Heavy
 from rollout_svc.packing.experts import OFFSETS, gather

@@ -129,6 +129,13 @@ class PauseController:
         self._gate.open(lanes)
         self._bus.emit(Resumed(self.ticket, lanes))
 
+    def hold(self) -> None:
+        """Begin as if a pause had returned, under the ticket there is: nothing starts before the first resume."""
+        now = asyncio.get_running_loop().time()
+        self._asked = dict.fromkeys(LANES, "abort")
+        self.state, self.closed_at = "paused", now
+        self.last_report = PauseReport(self.ticket, "abort", 0.0, [], {}, [], [], self._ledger())
+
     def check_resume(self, ticket: int | None) -> None:
         """Raise Conflict unless `ticket` is None or the current one."""
         if ticket is not None and ticket != self.ticket:

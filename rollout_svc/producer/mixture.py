@@ -78,6 +78,11 @@ class Mixture:
 
     # -- counting --------------------------------------------------------------------------------------------
 
+    @property
+    def under_way(self) -> int:
+        """Groups of all tasks that are admitted and not finished."""
+        return sum(self._ledger.groups(account) for account in _UNDER_WAY)
+
     def unsettled(self, task: str) -> int:
         """Groups of a task that are admitted and not settled, leased ones included."""
         book = self._ledger.task(task)
@@ -130,6 +135,17 @@ class Mixture:
             return None
         if len(self._shares) == 1:
             return ordered[:groups]
+        chosen = self._share_out(groups, ordered)
+        return chosen if len(chosen) == groups else None
+
+    def most(self, groups: int, fresh: Iterable[Group]) -> list[Group]:
+        """Choose what of a batch of at most `groups` is there, for somebody who has the rest of it elsewhere."""
+        ordered = sorted(fresh, key=hand_over_order)
+        groups = min(groups, len(ordered))
+        return ordered[:groups] if len(self._shares) == 1 else self._share_out(groups, ordered)
+
+    def _share_out(self, groups: int, ordered: Iterable[Group]) -> list[Group]:
+        """Of each task as many as a batch of `groups` needs of it, where they are there."""
         left = needs(groups, self.supplies(), self.carry)
         chosen: list[Group] = []
         for group in ordered:
@@ -137,7 +153,7 @@ class Mixture:
             if left.get(task, 0) > 0:
                 left[task] -= 1
                 chosen.append(group)
-        return chosen if len(chosen) == groups else None
+        return chosen
 
     def lent(self, batch_id: str, groups: Collection[Group]) -> None:
         """A batch was chosen and is lent: what each task is owed from now on; called before its groups are leased."""

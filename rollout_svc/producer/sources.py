@@ -8,6 +8,7 @@ Invariants:
 - A line that cannot be used is handed on with its problem; a source that raises is an error of the source.
 - A source restored to a position gives exactly what it would have given after it. A file gets there by arithmetic, an
   object with `state()` and `restore(state)` by itself; any other reads again what was used, and says so (`skips`).
+- A shard's source gives the lines whose place in the order of all is in its portion, and its position counts those.
 - A pushed id is accepted once per task. That costs about 100 bytes for each id there ever was; their number is told.
 """
 
@@ -25,7 +26,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from rollout_svc.buffer.storage import Position
-from rollout_svc.config import PromptsConfig
+from rollout_svc.config import WHOLE, Portion, PromptsConfig
 from rollout_svc.errors import BadRequest, ConfigError
 from rollout_svc.plugins import load_attr
 from rollout_svc.producer.lines import PromptLine, check_line, read_line
@@ -75,7 +76,9 @@ class PromptSource(Protocol):
 class JsonlSource(ReadAhead):
     """A file with one prompt per line, in passes; each pass in its own seeded order."""
 
-    def __init__(self, path: Path, config: PromptsConfig, *, refused: Refused, where: str) -> None:
+    def __init__(
+        self, path: Path, config: PromptsConfig, *, refused: Refused, where: str, portion: Portion = WHOLE
+    ) -> None:
         """Index and check the whole file; blocks, so make it before the loop or in a thread.
 
         Raises:
@@ -86,16 +89,17 @@ class JsonlSource(ReadAhead):
         self._config = config
         self._refused = refused
         self._where = where
+        self._portion = portion
         self._offsets = _index(path, refused=refused, where=where)
         super().__init__(f"prompts:{where}", self._read(0), first=_STRETCH)
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._portion.count(len(self._offsets))
 
     @property
     def epoch(self) -> int | None:
         """Passes that were begun: that of the line that was used last."""
-        return -(-self._used // len(self._offsets))
+        return -(-self._used // max(1, len(self)))
 
     def restore(self, position: Position) -> None:
         """Go on after `position.used` lines; nothing of them is read."""
@@ -103,14 +107,17 @@ class JsonlSource(ReadAhead):
 
     def _passes(self, used: int) -> Iterator[int]:
         """Places of lines, pass after pass, without the first `used`."""
-        first, within = divmod(used, len(self._offsets))
+        if not len(self):  # fewer lines than shards
+            return
+        first, within = divmod(used, len(self))
         for epoch in count(first):
             if self._config.epochs is not None and epoch >= self._config.epochs:
                 return
             order = list(range(len(self._offsets)))
             if self._config.shuffle:
                 random.Random(f"{self._config.seed}:{epoch}").shuffle(order)
-            yield from islice(order, within if epoch == first else 0, None)
+            own = order[self._portion.index :: self._portion.of]
+            yield from islice(own, within if epoch == first else 0, None)
 
     def _read(self, used: int) -> Iterator[Stated]:
         order = self._passes(used)
@@ -136,7 +143,7 @@ class IteratorSource(ReadAhead):
     over after that. Neither has to be quick; what either raises is an error of the source.
     """
 
-    def __init__(self, iterable: Any, *, refused: Refused, where: str) -> None:
+    def __init__(self, iterable: Any, *, refused: Refused, where: str, portion: Portion = WHOLE) -> None:
         """Make the source; begins to iterate only over what has no `restore`.
 
         Raises:
@@ -144,6 +151,7 @@ class IteratorSource(ReadAhead):
         """
         self._refused = refused
         self._where = where
+        self._portion = portion
         self._iterable = iterable
         self._stateful = _keeps_state(iterable)
         if self._stateful and not isinstance(iterable, Iterable):
@@ -153,7 +161,7 @@ class IteratorSource(ReadAhead):
 
     def restore(self, position: Position) -> None:
         """Go on after a position: by its `state` where there is one, else by reading again what was used."""
-        skips = 0 if self._resumes(position) else position.used
+        skips = 0 if self._resumes(position) else self._portion.after(position.used)
         self.begin_at(position, self._read(position), skips=skips)
 
     def _resumes(self, position: Position) -> bool:
@@ -164,9 +172,10 @@ class IteratorSource(ReadAhead):
             self._go_to(position.state)
         lines = iter(self._iterable) if self._begun is None else self._begun
         if not self._resumes(position):
-            self._skip(lines, position.used)
-        for number, line in enumerate(lines, position.used):
-            yield read_line(line, self._refused, f"{self._where}.{number}"), self._state_now()
+            self._skip(lines, self._portion.after(position.used))
+        for number, line in enumerate(lines, self._portion.after(position.used)):
+            if self._portion.has(number):
+                yield read_line(line, self._refused, f"{self._where}.{number}"), self._state_now()
 
     def _skip(self, lines: Iterator[Any], used: int) -> None:
         missing = object()
@@ -280,13 +289,14 @@ class PushSource:
         return self.position
 
 
-def make_source(config: PromptsConfig, *, refused: Refused, where: str) -> PromptSource:
+def make_source(config: PromptsConfig, *, refused: Refused, where: str, portion: Portion = WHOLE) -> PromptSource:
     """Make the source a task names; reads files, so call it before the loop or in a thread.
 
     Args:
         config: the task's prompts.
         refused: kinds of content that cannot become tokens here.
         where: dotted path of `config`: `tasks.0.prompts`.
+        portion: which of the lines are this service's; a trainer pushes to each shard what is that shard's.
 
     Raises:
         ConfigError: below `where`, or at the setting that makes a file's lines impossible.
@@ -294,12 +304,12 @@ def make_source(config: PromptsConfig, *, refused: Refused, where: str) -> Promp
     if config.push:
         return PushSource(refused=refused)
     if config.jsonl is not None:
-        return JsonlSource(Path(config.jsonl), config, refused=refused, where=f"{where}.jsonl")
+        return JsonlSource(Path(config.jsonl), config, refused=refused, where=f"{where}.jsonl", portion=portion)
     where = f"{where}.source"
     try:
         found: Any = load_attr(str(config.source))
         iterable: Any = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
-        return IteratorSource(iterable, refused=refused, where=where)
+        return IteratorSource(iterable, refused=refused, where=where, portion=portion)
     except Exception as error:
         raise ConfigError.at(where, f"cannot use {config.source!r}: {type(error).__name__}: {error}") from error
 

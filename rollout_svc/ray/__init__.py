@@ -9,6 +9,8 @@
 Ray is imported when the first of them is called.
 """
 
-from rollout_svc.ray.handle import RolloutHandle, connect, start, stop
+from rollout_svc.ray.batch import TakenBatch
+from rollout_svc.ray.handle import RolloutHandle
+from rollout_svc.ray.starting import connect, start, stop
 
-__all__ = ["RolloutHandle", "connect", "start", "stop"]
+__all__ = ["RolloutHandle", "TakenBatch", "connect", "start", "stop"]

@@ -4,98 +4,243 @@ Invariants:
 
 - The service has a thread and an event loop of its own: what Ray serialises or waits for holds up no engine.
 - Control calls have a concurrency group of their own: they never queue behind batches that are waited for.
+- What is given is checked by the models of the control API, so that a mistake is the same error either way.
+- An actor whose service could not be made is there all the same, and says why at every call: an error in a constructor
+  would reach nobody but as text.
 - An actor that was started again goes on from the journal, as any process of the service does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from rollout_svc.config import Config, WorkerConfig
-from rollout_svc.ray.batch import Packed, pack
-from rollout_svc.ray.thread import ServiceThread
+import orjson
 
-__all__ = ["GROUPS", "ServiceActor"]
+from rollout_svc.config import Config
+from rollout_svc.evaluations.evaluation import record_of
+from rollout_svc.ray.batch import Contents, Encoded, Packed, contents, pack
+from rollout_svc.ray.sharded import coordinator_of, hosted_shards, pack_shards
+from rollout_svc.ray.thread import ServiceThread
+from rollout_svc.rpc import bodies
+from rollout_svc.rpc.reading import checked
+from rollout_svc.service import RolloutService
+from rollout_svc.tensors.ray_store import touched
+
+__all__ = ["BATCHES", "GROUPS", "WAITING", "ServiceActor"]
 
 T = TypeVar("T")
+Json = dict[str, Any]
 
-GROUPS: Final = {"control": 64, "batches": 64}
+GROUPS: Final = {"control": 256, "batches": 512, "waiting": 256}
 """Calls of each group that are answered at once; more wait in the actor."""
+BATCHES: Final = ("take_batch", "evaluate")
+WAITING: Final = ("ready",)
+"""Calls that wait for engines to load; all that are in neither are control calls."""
 
 
 class ServiceActor:
-    """The calls of `RolloutService`, as methods of an actor; each returns the record that the control API answers."""
+    """The calls of `RolloutClient`, as methods of an actor; each returns the record that the control API answers."""
 
     def __init__(self, config: Config) -> None:
-        """Start the service; raises ConfigError, and the actor is never there."""
-        self._thread = ServiceThread(config)
+        """Start the service; where that fails every call raises what it failed with."""
+        self._made: ServiceThread | None = None
+        self._failure: Exception | None = None
+        try:
+            address = _node_address()
+            host = partial(hosted_shards, level="info", address=address) if config.producer.shards > 1 else None
+            self._made = ServiceThread(config, address, host)
+        except Exception as error:  # noqa: BLE001 - told to whoever calls, whatever it is
+            self._failure = error
+
+    @property
+    def _thread(self) -> ServiceThread:
+        if self._made is None:
+            raise self._failure or RuntimeError("the service was not made")
+        return self._made
+
+    @property
+    def _service(self) -> RolloutService:
+        return self._thread.service
 
     async def _run(self, call: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(self._thread.run(call))
 
+    async def _ask(self, call: Callable[[RolloutService], T]) -> T:
+        """Make a call that does not wait, in the service's loop."""
+        return await self._run(self._thread.calling(call))
+
+    # -- the actor itself ------------------------------------------------------------------------------------
+
+    async def made(self) -> str:
+        """Say where the control API is served; engines may still be loading. Raises what the start failed with."""
+        return self._thread.url
+
     async def ready(self) -> str:
         """Wait until every configured engine has answered; returns where the control API is served."""
-        return await asyncio.wrap_future(self._thread.ready)
-
-    async def status(self) -> dict[str, Any]:
-        """See `RolloutService.status`."""
-        return await self._run(self._thread.calling(lambda service: service.status()))
-
-    async def pause(self, **asked: Any) -> dict[str, Any]:
-        """See `RolloutService.pause`; returns the report as a record."""
-        report = await self._run(self._thread.service.pause(**asked))
-        record: dict[str, Any] = report.as_json()
-        return record
-
-    async def resume(self, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
-        """See `RolloutService.resume`."""
-        return await self._run(self._thread.service.resume(ticket=ticket, weight_version=weight_version))
-
-    async def take_batch(
-        self, step: int, groups: int, timeout_s: float, ack: Sequence[str] = (), *, client: str | None = None
-    ) -> Packed:
-        """See `RolloutService.take_batch`; heavy tensors travel as references."""
-        batch = await self._run(self._thread.service.lease_batch(step, groups, timeout_s, ack))
-        return pack(batch, client)
-
-    async def ack(self, batch_id: str) -> dict[str, Any]:
-        """See `RolloutService.ack`."""
-        return await self._run(self._thread.service.ack(batch_id))
-
-    async def put_prompts(self, task: str, prompts: list[Any]) -> dict[str, int]:
-        """See `RolloutService.put_prompts`."""
-        return await self._run(self._thread.service.put_prompts(task, prompts))
-
-    async def evaluate(self, task: str, prompts: Sequence[Any], **how: Any) -> dict[str, Any]:
-        """See `RolloutService.evaluate`."""
-        return await self._run(self._thread.service.evaluate(task, prompts, **how))
-
-    async def update_weights(
-        self, version: int, source: Mapping[str, Any], pause: Mapping[str, Any] | None = None, *, force: bool = False
-    ) -> dict[str, Any]:
-        """See `RolloutService.update_weights`."""
-        return await self._run(self._thread.service.update_weights(version, source, pause, force=force))
-
-    async def set_concurrency(
-        self, trainer: Mapping[str, Any] | None = None, limits: Mapping[str, int] | None = None
-    ) -> dict[str, Any]:
-        """See `RolloutService.set_concurrency`."""
-        return await self._run(self._thread.service.set_concurrency(trainer, limits))
-
-    async def workers(self) -> list[dict[str, Any]]:
-        """See `RolloutService.workers`."""
-        return await self._run(self._thread.calling(lambda service: service.workers()))
-
-    async def add_worker(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """See `RolloutService.add_worker`."""
-        return await self._run(self._thread.service.add_worker(WorkerConfig.model_validate(dict(config))))
-
-    async def remove_worker(self, worker_id: str) -> dict[str, Any]:
-        """See `RolloutService.remove_worker`."""
-        return await self._run(self._thread.service.remove_worker(worker_id))
+        return await asyncio.shield(asyncio.wrap_future(self._thread.ready))
 
     async def stop(self) -> None:
-        """Drain under the pause deadline, and end everything."""
-        await asyncio.wrap_future(self._thread.stop())
+        """Drain under the pause deadline, and end everything; idempotent."""
+        if self._made is not None:
+            await asyncio.shield(asyncio.wrap_future(self._made.stop()))
+
+    async def stops_within(self) -> float:
+        """Say how many seconds `stop` may take."""
+        return 0.0 if self._made is None else self._made.stop_s
+
+    async def touched(self) -> dict[str, int]:
+        """Bytes of heavy tensors that each thread of the actor has copied or looked at, by its name."""
+        return touched()
+
+    # -- what is going on ------------------------------------------------------------------------------------
+
+    async def status(self) -> Json:
+        """See `RolloutService.status`."""
+        return await self._ask(lambda service: service.status())
+
+    async def stuck(self, older_than_s: float | None = None) -> Json:
+        """See `RolloutService.stuck`."""
+        query = checked(_given(older_than_s=older_than_s), bodies.Stuck)
+        return await self._ask(lambda service: service.stuck(query.older_than_s))
+
+    async def memory(self) -> Json:
+        """See `RolloutService.memory`."""
+        return await self._run(self._service.memory())
+
+    async def pause(
+        self,
+        *,
+        mode: str | None = None,
+        deadline_s: float | None = None,
+        lanes: Sequence[str] | None = None,
+        if_ticket: int | None = None,
+        kv: str | None = None,
+        offload: Sequence[str] | None = None,
+    ) -> Json:
+        """See `RolloutService.pause`; returns the report as a record."""
+        given = _given(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv, offload=offload)
+        report = await self._run(self._service.pause(**checked(given, bodies.Pause).model_dump()))
+        record: Json = report.as_json()
+        return record
+
+    async def resume(self, ticket: int | None = None, *, weight_version: int | None = None) -> Json:
+        """See `RolloutService.resume`."""
+        body = checked(_given(ticket=ticket, weight_version=weight_version), bodies.Resume)
+        return await self._run(self._service.resume(ticket=body.ticket, weight_version=body.weight_version))
+
+    # -- batches and prompts ---------------------------------------------------------------------------------
+
+    async def take_batch(
+        self,
+        step: int,
+        groups: int,
+        timeout_s: float = 60.0,
+        ack: Sequence[str] = (),
+        *,
+        tensors: bool = False,
+        client: str | None = None,
+    ) -> Packed:
+        """See `RolloutService.take_batch`; heavy tensors travel as references."""
+        body = checked({"step": step, "groups": groups, "timeout_s": timeout_s, "ack": list(ack)}, bodies.Batch)
+        if (coordinator := coordinator_of(self._service)) is not None:
+            return await self._run(pack_shards(coordinator, body, client, tensors=tensors))
+        taken = await self._run(self._take(body, tensors=tensors))
+        return await asyncio.to_thread(pack, taken, client, body.ack)
+
+    async def _take(self, body: bodies.Batch, *, tensors: bool) -> Contents:
+        batch = await self._service.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
+        lease = self._service.parts.buffer.leased_at(body.step)
+        left_s = 0.0 if lease is None else lease.expires_at - asyncio.get_running_loop().time()
+        return contents(batch, left_s, tensors=tensors)
+
+    async def ack(self, batch_id: str) -> Json:
+        """See `RolloutService.ack`."""
+        return await self._run(self._service.ack(batch_id))
+
+    async def put_prompts(self, task: str, prompts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """See `RolloutService.put_prompts`."""
+        body = checked({"task": task, "prompts": [dict(prompt) for prompt in prompts]}, bodies.Prompts)
+        return await self._run(self._service.put_prompts(body.task, body.prompts))
+
+    async def checkpoint(self, path: str, step: int, ack: Sequence[str] = ()) -> Json:
+        """See `RolloutService.checkpoint`; the file is on the actor's node."""
+        body = checked({"path": path, "step": step, "ack": list(ack)}, bodies.Checkpoint)
+        return await self._run(self._service.checkpoint(body.path, body.step, body.ack))
+
+    async def evaluate(
+        self,
+        task: str,
+        prompts: Sequence[Mapping[str, Any]],
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        version: int | None = None,
+        timeout_s: float = 600.0,
+    ) -> Encoded:
+        """See `RolloutService.evaluate`."""
+        given = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
+        body = checked(given | _given(sampling=sampling, version=version), bodies.Evaluation)
+        return Encoded(await self._run(self._evaluate(body)))
+
+    async def _evaluate(self, body: bodies.Evaluation) -> list[bytes]:
+        sampling = None if body.sampling is None else body.sampling.model_dump(exclude_unset=True)
+        how: Json = {"sampling": sampling, "version": body.version, "timeout_s": body.timeout_s}
+        if (coordinator := coordinator_of(self._service)) is not None:
+            return [orjson.dumps(await coordinator.evaluate(body.task, body.prompts, **how))]
+        groups = await self._service.run_evaluation(body.task, body.prompts, **how)
+        pieces = [b'{"groups":[']
+        for index, group in enumerate(groups):
+            pieces.append(b"," + record_of(group) if index else record_of(group))
+            await asyncio.sleep(0)  # many answers must not hold the loop
+        return [*pieces, b"]}"]
+
+    # -- weights, concurrency, workers -----------------------------------------------------------------------
+
+    async def update_weights(
+        self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None, force: bool = False
+    ) -> Json:
+        """See `RolloutService.update_weights`."""
+        given = {"version": version, "source": dict(source), "force": force} | _given(pause=pause)
+        body = checked(given, bodies.Weights)
+        during = None if body.pause is None else body.pause.model_dump()
+        described = body.source.model_dump(exclude_none=True, exclude_defaults=True)
+        return await self._run(self._service.update_weights(body.version, described, during, force=body.force))
+
+    async def concurrency(self) -> Json:
+        """See `RolloutService.concurrency`."""
+        return await self._ask(lambda service: service.concurrency())
+
+    async def set_concurrency(
+        self, *, trainer: Mapping[str, Any] | None = None, limits: Mapping[str, int] | None = None
+    ) -> Json:
+        """See `RolloutService.set_concurrency`."""
+        body = checked(_given(trainer=trainer, limits=limits), bodies.Concurrency)
+        return await self._run(self._service.set_concurrency(body.trainer.model_dump(exclude_unset=True), body.limits))
+
+    async def workers(self) -> list[Json]:
+        """See `RolloutService.workers`."""
+        return await self._ask(lambda service: service.workers())
+
+    async def add_worker(self, url: str | Mapping[str, Any] | None = None, **settings: Any) -> Json:
+        """See `RolloutService.add_worker`; the keys of a worker in the configuration, or all of it at once."""
+        given = dict(url) if isinstance(url, Mapping) else _given(url=url)
+        return await self._run(self._service.add_worker(checked(given | settings, bodies.Worker)))
+
+    async def remove_worker(self, worker_id: str) -> Json:
+        """See `RolloutService.remove_worker`."""
+        return await self._run(self._service.remove_worker(worker_id))
+
+
+def _given(**arguments: Any) -> Json:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _node_address() -> str:
+    """Address of the node that this actor is on."""
+    import ray  # noqa: PLC0415 - 1.2 s, for those who have Ray
+
+    util: Any = ray.util
+    address: str = util.get_node_ip_address()
+    return address

@@ -1,32 +1,33 @@
-"""What a trainer holds of a service on Ray: the same method names, each with `.remote()`.
+"""What a trainer holds of a service on Ray: the method names of `RolloutClient`, each with `.remote()`.
 
 Invariants:
 
+- `remote` returns Ray's own reference, to be awaited or given to `ray.get`; it never waits for the service.
+- A call that the service refuses raises its error where the reference is looked at: of the class that the service
+  raised, with its attributes, and Ray's RayTaskError as well, whose text quotes the traceback. `error.cause` is the
+  error alone.
+- While Ray starts the actor again a call fails with `ray.exceptions.ActorUnavailableError`: it may have taken effect.
+  The handle is good for the next life. An actor that is over fails it with `ActorDiedError`.
 - A batch that arrived in this process is acknowledged with this handle's next take, unless it is told not to.
-- The actor has one name in one namespace; who connects finds it there, or is told who is.
+- A handle that was pickled, into a task or another actor, is another handle: it acknowledges what arrives there.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from rollout_svc.config import Config
-from rollout_svc.configfile import config_from_mapping, load_config
-from rollout_svc.errors import ConfigError, NotFound
-from rollout_svc.ray.actor import GROUPS, ServiceActor
-from rollout_svc.ray.batch import last_taken
+from rollout_svc.ray.acks import Acks
 
-__all__ = ["RolloutHandle", "connect", "start", "stop"]
+__all__ = ["CALLS", "RolloutHandle"]
 
-_BATCHES: Final = ("take_batch", "evaluate")
-_CALLS: Final = (
-    *("ready", "status", "pause", "resume", "ack", "put_prompts", "update_weights", "set_concurrency", "workers"),
-    *("add_worker", "remove_worker", "stop"),
-    *_BATCHES,
+Ack = Literal["auto"] | list[str] | tuple[str, ...] | None
+
+CALLS: Final = (
+    *("ready", "status", "stuck", "memory", "pause", "resume", "take_batch", "ack", "put_prompts", "checkpoint"),
+    *("evaluate", "update_weights", "concurrency", "set_concurrency", "workers", "add_worker", "remove_worker"),
+    *("stop", "touched"),
 )
+"""What can be called; those but the last two are `RolloutClient`'s."""
 
 
 class _Call:
@@ -38,95 +39,97 @@ class _Call:
         self._method = method
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call it; raises TypeError for arguments that it does not have."""
         return self._method.remote(*args, **kwargs)
 
 
 class _Take(_Call):
     """`take_batch`, which brings the acknowledgement of the batch before."""
 
-    __slots__ = ("_client",)
+    __slots__ = ("_acks",)
 
-    def __init__(self, method: Any, client: str) -> None:
+    def __init__(self, method: Any, acks: Acks) -> None:
         super().__init__(method)
-        self._client = client
+        self._acks = acks
 
-    def remote(self, step: int, groups: int, timeout_s: float, ack: list[str] | None = None) -> Any:
-        """Take a batch; `ack`: batches to acknowledge with it, None: the one this handle got last."""
-        last = last_taken(self._client) if ack is None else None
-        acked = ([] if last is None else [last]) if ack is None else list(ack)
-        return self._method.remote(step, groups, timeout_s, acked, client=self._client)
+    def remote(
+        self, step: int, groups: int, timeout_s: float = 60.0, ack: Ack = "auto", *, tensors: bool = False
+    ) -> Any:
+        """Lease a batch of finished groups.
+
+        Args:
+            step: trainer steps done so far; the same step again, while leased, gives the same batch.
+            groups: how many groups.
+            timeout_s: how long the service may wait for them.
+            ack: `auto` acknowledges the batches that arrived here for other steps; a list, exactly those; None,
+                nothing: acknowledging that batch is then the caller's.
+            tensors: as padded torch tensors, as `RolloutClient.take_batch` gives them.
+        """
+        acked = self._acks.beside(step) if ack == "auto" else list(ack or ())
+        self._acks.sent(acked)
+        client = None if ack is None else self._acks.client
+        return self._method.remote(step, groups, timeout_s, acked, tensors=tensors, client=client)
+
+
+class _Ack(_Call):
+    """`ack`, which ends what is read of the batch."""
+
+    __slots__ = ("_acks",)
+
+    def __init__(self, method: Any, acks: Acks) -> None:
+        super().__init__(method)
+        self._acks = acks
+
+    def remote(self, batch_id: str) -> Any:
+        """Acknowledge a batch: its groups are consumed for good."""
+        self._acks.sent([batch_id])
+        return self._method.remote(batch_id)
+
+
+class _Checkpoint(_Call):
+    """`checkpoint`, which brings the acknowledgement of the batches before."""
+
+    __slots__ = ("_acks",)
+
+    def __init__(self, method: Any, acks: Acks) -> None:
+        super().__init__(method)
+        self._acks = acks
+
+    def remote(self, path: str, step: int, *, ack: Ack = "auto") -> Any:
+        """Write a snapshot; `ack`: `auto` acknowledges the batches that arrived here for earlier steps."""
+        acked = self._acks.before(step) if ack == "auto" else list(ack or ())
+        self._acks.sent(acked)
+        return self._method.remote(path, step, acked)
+
+
+_OWN: Final[dict[str, type[_Take | _Ack | _Checkpoint]]] = {
+    "take_batch": _Take,
+    "ack": _Ack,
+    "checkpoint": _Checkpoint,
+}
 
 
 class RolloutHandle:
-    """A service on Ray: `handle.pause.remote(...)` and so on; see `RolloutService` for what each call takes."""
+    """A service on Ray: `handle.pause.remote(...)` and so on; see `RolloutClient` for what each call takes."""
 
     def __init__(self, actor: Any) -> None:
+        """Make one for an actor, as `start` and `connect` do."""
         self.actor = actor
-        self._client = uuid.uuid4().hex
+        self._acks = Acks()
 
     def __repr__(self) -> str:
-        return f"<RolloutHandle {self.actor!r}>"
+        return f"<RolloutHandle {self.actor!r} unacked={list(self.unacked)}>"
+
+    @property
+    def unacked(self) -> tuple[str, ...]:
+        """The batches that arrived here and are not acknowledged, oldest first."""
+        return self._acks.unacked
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _CALLS:
-            raise AttributeError(f"the service has no call {name!r}: {', '.join(_CALLS)}")
-        method = getattr(self.actor, name)
-        return _Take(method, self._client) if name == "take_batch" else _Call(method)
+        if name not in CALLS:
+            raise AttributeError(f"the service has no call {name!r}: {', '.join(CALLS)}")
+        method, own = getattr(self.actor, name), _OWN.get(name)
+        return _Call(method) if own is None else own(method, self._acks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RolloutHandle, (self.actor,)
-
-
-def start(config: str | Path | Mapping[str, Any] | Config, name: str = "rollout", **options: Any) -> RolloutHandle:
-    """Start the service as a named actor, and wait until its engines are there.
-
-    Args:
-        config: a file, its content, or the settings.
-        name: of the actor, in the namespace of `cluster`.
-        options: of the actor, as Ray's `options` takes them.
-
-    Raises:
-        ConfigError: it cannot be used, or is for no cluster.
-    """
-    import ray  # noqa: PLC0415 - 1.2 s, for those who have Ray
-
-    settings = _read(config)
-    if settings.cluster is None:
-        raise ConfigError.at("cluster", "is required to run on Ray: `cluster: ray`")
-    actor = _remote(ray).options(name=name, namespace=settings.cluster.namespace, max_restarts=-1, **options)
-    handle = RolloutHandle(actor.remote(settings))
-    ray.get(handle.ready.remote())
-    return handle
-
-
-def connect(name: str = "rollout", namespace: str = "rollout_svc") -> RolloutHandle:
-    """Find a service by its name, from any job of the cluster; raises NotFound where there is none."""
-    import ray  # noqa: PLC0415 - as above
-
-    try:
-        return RolloutHandle(ray.get_actor(name, namespace))
-    except ValueError as error:
-        raise NotFound(f"no service {name!r} in the namespace {namespace!r}") from error
-
-
-def stop(handle: RolloutHandle) -> None:
-    """Drain a service under its pause deadline, and end its actor."""
-    import ray  # noqa: PLC0415 - as above
-
-    ray.get(handle.stop.remote())
-    ray.kill(handle.actor)
-
-
-def _read(config: str | Path | Mapping[str, Any] | Config) -> Config:
-    if isinstance(config, Config):
-        return config
-    return config_from_mapping(config) if isinstance(config, Mapping) else load_config(config)
-
-
-def _remote(ray: Any) -> Any:
-    """The actor's class as Ray's, each of its calls in its concurrency group."""
-    for name in _CALLS:
-        group = "batches" if name in _BATCHES else "control"
-        ray.method(concurrency_group=group)(getattr(ServiceActor, name))
-    return ray.remote(concurrency_groups=dict(GROUPS))(ServiceActor)

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +18,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from rollout_svc.configfile import REFERENCE
-from rollout_svc.errors import BadRequest, Conflict, NotFound, SpentHandle
+from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, RolloutError, ServiceError, SpentHandle
 from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.batch import head, pack, rows
@@ -26,7 +27,7 @@ from rollout_svc.rpc import bodies
 from rollout_svc.rpc.envelope import json_answer
 from rollout_svc.service import RolloutService
 
-__all__ = ["Render", "Site"]
+__all__ = ["Render", "Site", "one_service"]
 
 _PIECE_BYTES: Final = 2**18  # of a large body, handed to the connection at a time
 
@@ -68,14 +69,27 @@ async def document(site: Site) -> web.Response:
     return web.Response(body=site.document, content_type="application/json")
 
 
+async def _said(answer: Any) -> Any:
+    """What a call that only looks says; over shards it has to be waited for."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def one_service(site: Site) -> RolloutService:
+    """The service, for what several shards do not have between them; raises Conflict."""
+    service: object = site.service
+    if not isinstance(service, RolloutService):
+        raise Conflict("this is not to be had of several shards", type="sharded")
+    return service
+
+
 async def status(site: Site) -> Any:
     """What the service is doing."""
-    return site.service.status()
+    return await _said(site.service.status())
 
 
 async def stuck(site: Site, query: bodies.Stuck) -> Any:
     """Who has been under way for longer than that, and where."""
-    return site.service.stuck(query.older_than_s)
+    return await _said(site.service.stuck(query.older_than_s))
 
 
 async def memory(site: Site) -> Any:
@@ -99,7 +113,8 @@ async def resume(site: Site, body: bodies.Resume) -> Any:
 
 async def take_batch(site: Site, body: bodies.Batch, tensors: bool) -> web.Response:
     """Lease a batch; the same step again gives the same one while it is leased."""
-    batch = await site.service.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
+    service = one_service(site) if tensors else site.service
+    batch = await service.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
     if tensors:
         taken, told = rows(batch), head(batch)
         try:
@@ -108,6 +123,15 @@ async def take_batch(site: Site, body: bodies.Batch, tensors: bool) -> web.Respo
             message = f"batch {batch.batch_id} was given up before it was sent: {error}"
             raise Conflict(message, type="lease_expired", detail={"batch_id": batch.batch_id}) from error
     parts: list[bytes] = []
+    encoded: object = batch.encoded()
+    if isinstance(encoded, AsyncIterator):
+        try:
+            return _in_pieces([part async for part in encoded], "application/json")
+        except ServiceError:
+            raise
+        except RolloutError as lost:
+            message = f"batch {batch.batch_id} is leased, and cannot be read now: {lost}"
+            raise NotNow("not_enough", message) from lost
     for part in batch.encoded():
         parts.append(part)
         await asyncio.sleep(0)  # a large batch must not hold the loop
@@ -130,7 +154,7 @@ def _in_pieces(parts: Sequence[bytes | memoryview], media: str) -> web.Response:
 
 async def tensors(site: Site, sample_id: str) -> web.Response:
     """The routed experts of one sample that is lent, as safetensors."""
-    handle = site.service.parts.batches.experts_of(sample_id)
+    handle = one_service(site).parts.batches.experts_of(sample_id)
     try:
         return _in_pieces(await asyncio.to_thread(pack_experts, handle), MEDIA_TYPE)
     except SpentHandle as error:
@@ -162,9 +186,11 @@ async def update_weights(site: Site, body: bodies.Weights) -> Any:
 async def evaluate(site: Site, body: bodies.Evaluation) -> web.Response:
     """Have prompts answered and judged in lane `eval`, under one weight version; a caller that leaves ends it."""
     given = None if body.sampling is None else body.sampling.model_dump(exclude_unset=True)
-    groups = await site.service.run_evaluation(
-        body.task, body.prompts, sampling=given, version=body.version, timeout_s=body.timeout_s
-    )
+    how: dict[str, Any] = {"sampling": given, "version": body.version, "timeout_s": body.timeout_s}
+    service: object = site.service
+    if not isinstance(service, RolloutService):
+        return json_answer(await site.service.evaluate(body.task, body.prompts, **how))
+    groups = await service.run_evaluation(body.task, body.prompts, **how)
     parts = [b'{"groups":[']
     for index, group in enumerate(groups):
         parts.append(b"," + record_of(group) if index else record_of(group))
@@ -174,7 +200,7 @@ async def evaluate(site: Site, body: bodies.Evaluation) -> web.Response:
 
 async def concurrency(site: Site) -> Any:
     """The concurrency plan in force."""
-    return site.service.concurrency()
+    return await _said(site.service.concurrency())
 
 
 async def set_concurrency(site: Site, body: bodies.Concurrency) -> Any:
@@ -184,7 +210,7 @@ async def set_concurrency(site: Site, body: bodies.Concurrency) -> Any:
 
 async def workers(site: Site) -> Any:
     """The fleet."""
-    return {"workers": site.service.workers()}
+    return {"workers": await _said(site.service.workers())}
 
 
 async def add_worker(site: Site, body: bodies.Worker) -> Any:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rollout_svc.configfile import problems_of
 from rollout_svc.errors import BadRequest, ConfigError, Problem
 
-__all__ = ["read_body", "read_query", "refuse", "wants"]
+__all__ = ["checked", "read_body", "read_query", "refuse", "wants"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -29,7 +29,7 @@ async def read_body(request: web.Request, model: type[M]) -> M:
         data = orjson.loads(raw) if raw else {}
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}", detail=[{"path": "", "message": str(error)}]) from error
-    return _checked(data, model)
+    return checked(data, model)
 
 
 def read_query(request: web.Request, model: type[M]) -> M:
@@ -37,7 +37,7 @@ def read_query(request: web.Request, model: type[M]) -> M:
     twice = sorted({key for key in request.query if len(request.query.getall(key)) > 1})
     if twice:
         raise refuse(tuple(Problem(key, "given twice") for key in twice))
-    return _checked(dict(request.query), model)
+    return checked(dict(request.query), model)
 
 
 def wants(request: web.Request, media: str) -> bool:
@@ -63,7 +63,8 @@ def _quality(parameters: list[str]) -> float:
     return 1.0
 
 
-def _checked(data: Any, model: type[M]) -> M:
+def checked(data: Any, model: type[M]) -> M:
+    """Check what a caller gave."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from aiohttp import web
 
@@ -17,12 +18,19 @@ from rollout_svc.service import RolloutService
 
 __all__ = ["serve_http"]
 
+_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
+
 
 @asynccontextmanager
 async def serve_http(
-    service: RolloutService, metrics: Callable[[], tuple[bytes, str]] | None = None
+    service: RolloutService, metrics: Callable[[], tuple[bytes, str]] | None = None, address: str | None = None
 ) -> AsyncIterator[str]:
     """Bind and serve; gives the url.
+
+    Args:
+        service: whose API it is.
+        metrics: renders `/metrics`; None: there is none.
+        address: of this machine, for the url where the service listens at all of its addresses; None: what is bound.
 
     Raises:
         ConfigError: at `service.port` or `service.host` when the address cannot be bound.
@@ -40,7 +48,8 @@ async def serve_http(
             message = f"cannot bind {config.host}:{config.port}: {error.strerror or error}"
             raise ConfigError.at(where, message) from error
         port = runner.addresses[0][1]
-        host = f"[{config.host}]" if ":" in config.host else config.host
+        told = address if address is not None and config.host in _EVERYWHERE else config.host
+        host = f"[{told}]" if ":" in told else told
         url = f"http://{host}:{port}"
         service.bound = url
         yield url

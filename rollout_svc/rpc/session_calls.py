@@ -22,7 +22,7 @@ from aiohttp import web
 
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, SampleFailure, ServiceError, Unauthorized
 from rollout_svc.rpc import bodies
-from rollout_svc.rpc.calls import Site
+from rollout_svc.rpc.calls import Site, one_service
 from rollout_svc.rpc.envelope import json_answer
 from rollout_svc.rpc.reading import read_body
 from rollout_svc.sessions import anthropic, openai
@@ -61,7 +61,7 @@ _ANTHROPIC: Final = _shape_of(anthropic)
 
 async def open_session(site: Site, body: bodies.OpenSession) -> dict[str, Any]:
     """Take the session of the next sample that waits for an agent that lives elsewhere."""
-    service = site.service
+    service = one_service(site)
     state = service.state
     if state in ("starting", "stopping", "failed"):
         raise NotNow(state, f"the service is {state}")
@@ -117,7 +117,7 @@ def _find(site: Site, request: web.Request, session_id: str) -> Session:
     token = site.service.config.service.token
     trusted = token is not None and hmac.compare_digest(key.encode("utf-8", "surrogateescape"), token.encode())
     try:
-        return site.service.parts.sessions.find(session_id, None if trusted else key)
+        return one_service(site).parts.sessions.find(session_id, None if trusted else key)
     except NotFound as error:
         if trusted or token is None:
             raise
@@ -129,7 +129,7 @@ async def _answered(site: Site, request: web.Request, session_id: str, shape: _S
     try:
         known = _find(site, request, session_id)
         asked = await _read(request, known, shape)
-        session, sessions = _find(site, request, session_id), site.service.parts.sessions
+        session, sessions = _find(site, request, session_id), one_service(site).parts.sessions
         return await _turn(request, sessions, session, asked, shape)
     except (ServiceError, SampleFailure) as error:
         return _refused(error, shape)

@@ -3,7 +3,7 @@
 Invariants:
 
 - A shard is a whole service with its share of workers, prompts and budget; it starts held, its gate closed, and opens
-  when it is told to.
+  when it is told to: by `pause`, whatever its gate is, and the `resume` after it.
 - Every call ends: with its answer, with the error that the service raised, or with `ShardLost`.
 - A shard that was lost and returned is the same shard in another life: what its journal has is there again, and it is
   held again.
@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rollout_svc.errors import RolloutError
@@ -24,13 +24,22 @@ class ShardLost(RolloutError):
 
 
 class Leased(Protocol):
-    """Groups that a shard has leased for a batch of the coordinator's.
+    """Groups that a shard has leased for a batch of the coordinator's."""
 
-    Attributes:
-        count: how many.
-    """
+    @property
+    def count(self) -> int:
+        """How many groups."""
 
-    count: int
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The figures of a batch of these groups alone, as `batch_figures` writes them."""
+
+    async def records(self) -> Sequence[bytes]:
+        """The groups' encoded records, in order; asked for when somebody wants them, for they are large.
+
+        Raises:
+            ShardLost: they went with the shard; it has them again, under the same id, in its next life.
+        """
 
 
 class Shard(Protocol):
@@ -48,6 +57,9 @@ class Shard(Protocol):
         """Say how many groups may be handed over at `step`; waits until they are `wanted`, or the time is up.
 
         While somebody waits here the shard's schedule takes it that `wanted` groups are asked for at `step`.
+
+        Raises:
+            NotNow: `wanted` can never be, or the shard has failed; `detail` has `ready` and `can_be_met: false`.
         """
 
     async def lease(self, step: int, at_most: int, batch_id: str) -> Leased:
@@ -57,4 +69,8 @@ class Shard(Protocol):
         """End a lease as if its time had passed; nothing where there is none."""
 
     async def call(self, name: str, given: Mapping[str, Any]) -> Any:
-        """Make one of the service's calls (`status`, `pause`, `resume`, `ack`, `update_weights`, …)."""
+        """Make one of the service's calls (`status`, `pause`, `resume`, `ack`, `update_weights`, …).
+
+        The answer is the record that the control API gives, as values: `pause` answers with the report's `as_json`,
+        `workers` with the list, `evaluate` with `{"groups": […]}`.
+        """

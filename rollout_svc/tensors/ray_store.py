@@ -5,8 +5,10 @@ keeps it for good (https://docs.ray.io/en/latest/ray-core/objects/serialization.
 
 Invariants:
 
-- A bare reference is in an `InRay` and nowhere else, and cannot be pickled with it.
+- A bare reference is in an `InRay` and nowhere else. It leaves the process inside what Ray itself serialises, and in no
+  other way: Ray counts whoever has it then.
 - Freeing drops it: the object is gone then, or when the last array that was read from it is, and what reads it later.
+- What is copied into the store or looked at here is counted, in bytes, by the thread that did it: `touched`.
 - Connecting ends, whatever is at the address: Ray itself goes on trying for as long as nobody answers there.
 """
 
@@ -15,21 +17,36 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-__all__ = ["InRay", "RayStore", "check_reachable"]
+__all__ = ["InRay", "RayStore", "check_reachable", "in_band", "touched"]
 
 CONNECT_S: Final = 60.0
 """Seconds for a cluster to take this process in; it takes a few."""
 _REACH_S: Final = 5.0  # seconds for a cluster to take a connection
 _PLACE: Final = re.compile(r"(?:ray://)?([^:/]+):(\d+)")
+_TOUCHED: Counter[str] = Counter()
+
+
+def touched() -> dict[str, int]:
+    """Bytes of tensors that were copied into the store or looked at in this process, by the name of the thread."""
+    return dict(_TOUCHED)
+
+
+def in_band() -> bool:
+    """Whether it is Ray that serialises here, and counts the references in it; a pickle by hand would pin them."""
+    from ray._private import worker  # noqa: PLC0415 - told nowhere else, and a second to import
+
+    context: Any = worker.global_worker.get_serialization_context
+    return bool(context().is_in_band_serialization())
 
 
 class InRay:
@@ -59,21 +76,32 @@ class InRay:
         if self._reference is None:
             raise ValueError("the tensor was freed")
         tensor: np.ndarray[Any, Any] = ray.get(self._reference)
+        _TOUCHED[threading.current_thread().name] += tensor.nbytes
         tensor.setflags(write=False)
         return tensor
 
     def later(self) -> Callable[[], np.ndarray[Any, Any]]:
         """What asks for the tensor when it is called; until it goes the object stays. Raises ValueError as `view`."""
+        return self.lent().view
+
+    def lent(self) -> InRay:
+        """The same tensor with a reference of its own, for who reads it after this one was freed. Raises as `view`."""
         if self._reference is None:
             raise ValueError("the tensor was freed")
-        return InRay(self._reference, self._nbytes, self.shape).view
+        return InRay(self._reference, self._nbytes, self.shape)
 
     def free(self) -> None:
         """Drop the reference; idempotent."""
         self._reference = None
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a tensor in Ray's store cannot be pickled: a reference out of band pins its object for good")
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not in_band():
+            raise TypeError(
+                "a tensor in Ray's store cannot be pickled: a reference out of band pins its object for good"
+            )
+        if self._reference is None:
+            raise ValueError("the tensor was freed")
+        return InRay, (self._reference, self._nbytes, self.shape)
 
 
 class RayStore:
@@ -110,6 +138,7 @@ class RayStore:
         """
         import ray  # noqa: PLC0415
 
+        _TOUCHED[threading.current_thread().name] += tensor.nbytes
         return InRay(ray.put(tensor), tensor.nbytes, tensor.shape)
 
     def close(self) -> None:

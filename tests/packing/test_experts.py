@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_svc.batches import Batch
+from rollout_svc.batch import Batch
 from rollout_svc.errors import Conflict, ServiceError, SpentHandle
 from rollout_svc.ledger import Ledger
 from rollout_svc.packing.batch import head, pack, rows

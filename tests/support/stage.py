@@ -21,7 +21,7 @@ from aiohttp import BaseConnector
 from rollout_svc import events
 from rollout_svc.assembly import Parts
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.config import Config
+from rollout_svc.config import Config, Portion
 from rollout_svc.configfile import config_from_mapping
 from rollout_svc.engines import HttpTransport
 from rollout_svc.events import ComponentDied, Event, EventBus
@@ -113,9 +113,15 @@ def _outside(
 class Stage:
     """The service and what a test does to it."""
 
-    def __init__(self, config: Config, outside: Outside | None = None, restore: Restore | None = None) -> None:
-        bus = EventBus(on_error=self._broken)
-        self.service = RolloutService(config, bus=bus, rng=Random(os.getpid()), outside=outside, restore=restore)
+    def __init__(
+        self,
+        config: Config,
+        outside: Outside | None = None,
+        restore: Restore | None = None,
+        portion: Portion | None = None,
+    ) -> None:
+        bus, rng = EventBus(on_error=self._broken), Random(os.getpid())
+        self.service = RolloutService(config, bus=bus, rng=rng, outside=outside, restore=restore, portion=portion)
         self.bell = Bell()
         self.events: list[Event] = []
         self.may_die = False
@@ -270,6 +276,7 @@ async def stage(
     restore: Restore | None = None,
     threads: Threads | None = None,
     groups: Groups | None = None,
+    portion: Portion | None = None,
     **sections: Any,
 ) -> AsyncIterator[Stage]:
     """Run a service over engines.
@@ -283,10 +290,11 @@ async def stage(
         restore: a snapshot to go on from.
         threads: where heavy work is done.
         groups: knows Ray's placement groups.
+        portion: of a shard, which is held.
         sections: see `make_config`.
     """
     before = _tasks()
-    made = Stage(make_config(*engines, **sections), _outside(storage, transport, threads, groups), restore)
+    made = Stage(make_config(*engines, **sections), _outside(storage, transport, threads, groups), restore, portion)
     service = made.service
     parts: tuple[Any, ...] = (made.judge, made.agent, storage)
     for part in parts:

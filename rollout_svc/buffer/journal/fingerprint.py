@@ -3,6 +3,7 @@
 Invariants:
 
 - Positions mean the same lines: the tasks' names, and their prompts' origin, content and order.
+- Lines are divided among as many shards, and these are the same one's.
 - Token ids mean the same text: the tokenizer and its chat template.
 - Nothing else is in it, no folder above all: workers, sizes, bounds and judgers may change between two lives, and the
   files may lie elsewhere.
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from rollout_svc.config import Config
+from rollout_svc.config import WHOLE, Config, Portion
 
 __all__ = ["Fingerprint", "differences", "fingerprint_of"]
 
@@ -22,12 +23,13 @@ Fingerprint = dict[str, Any]
 """JSON; what it says of each task is found under `tasks`, by name."""
 
 
-def fingerprint_of(config: Config, contents: Mapping[str, str]) -> Fingerprint:
+def fingerprint_of(config: Config, contents: Mapping[str, str], portion: Portion = WHOLE) -> Fingerprint:
     """Say what a journal of these settings belongs to.
 
     Args:
         config: the settings.
         contents: of the tasks whose prompts are a file: a digest of its lines.
+        portion: which of the prompts are this service's.
     """
     tasks: dict[str, dict[str, Any]] = {}
     for task in config.tasks:
@@ -44,6 +46,8 @@ def fingerprint_of(config: Config, contents: Mapping[str, str]) -> Fingerprint:
             tasks[task.name] = {"prompts": "source", "prompts.source": prompts.source}
         else:
             tasks[task.name] = {"prompts": "push"}
+        if portion != WHOLE:
+            tasks[task.name]["prompts, shard"] = str(portion)
     path, template = config.tokenizer.path, config.tokenizer.chat_template
     return {
         "tasks": tasks,

@@ -1,0 +1,95 @@
+"""What is handed over: a leased batch, or why there is none.
+
+Invariants:
+
+- The routed experts of a batch are the buffer's. Who has the batch reads them until its ack, or the end of its lease.
+- A record is made of what was encoded when each group was done; tokens that are too old are masked in it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from rollout_svc.errors import NotNow, NotNowType, SpentHandle
+from rollout_svc.group import Group
+from rollout_svc.producer.masking import encoded
+from rollout_svc.tensors import Loan, ReadHandle
+
+__all__ = ["Batch", "Shortage", "not_now"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why there is nothing to take now, and whether it can ever be met."""
+
+    type: NotNowType
+    message: str
+    detail: dict[str, Any]
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A leased batch.
+
+    Attributes:
+        groups: COMPLETED groups; their records are encoded already.
+        metrics: figures of the batch, and of what happened since the one before.
+        ack_expired: batches whose ack came too late, with this take.
+        oldest: tokens of older weight versions are masked; None: none is.
+        loan: how long its tensors may be read.
+    """
+
+    batch_id: str
+    step: int
+    groups: tuple[Group, ...]
+    metrics: dict[str, Any]
+    ack_expired: tuple[str, ...] = ()
+    oldest: int | None = None
+    loan: Loan = field(default_factory=Loan, compare=False)
+
+    def take_experts(self) -> dict[str, ReadHandle]:
+        """Routed experts by sample id, of those that have some: `(tokens - 1, moe_layers, top_k)`, uint8 or uint16.
+
+        They stay the buffer's. After the ack of the batch, or the end of its lease, `read` raises SpentHandle, which
+        says which of the two it was; what was read before stays readable. Every call gives handles of its own.
+
+        Raises:
+            SpentHandle: the batch is not lent any more, which is not to have none; says why.
+        """
+        if self.loan.ended_by is not None:
+            raise SpentHandle(f"routed experts of batch {self.batch_id} were asked for after {self.loan.ended_by}")
+        owned = ((sample.sample_id, sample.experts) for group in self.groups for sample in group.samples)
+        return {sample_id: ReadHandle(sample_id, heavy, self.loan) for sample_id, heavy in owned if heavy is not None}
+
+    def head(self) -> dict[str, Any]:
+        """The record without its groups."""
+        head: dict[str, Any] = {"batch_id": self.batch_id, "step": self.step, "metrics": self.metrics}
+        return head | ({"ack_expired": self.ack_expired} if self.ack_expired else {})
+
+    def records(self) -> Iterator[bytes]:
+        """The records of its groups, as JSON."""
+        return (encoded(group, self.oldest) for group in self.groups)
+
+    def encoded(self) -> Iterator[bytes]:
+        """The record of the contract as JSON, in pieces to be joined: one per group, so that a loop can breathe."""
+        yield orjson.dumps(self.head())[:-1] + b',"groups":['
+        for index, record in enumerate(self.records()):
+            yield b"," + record if index else record
+        yield b"]}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same record as values."""
+        record: dict[str, Any] = orjson.loads(b"".join(self.encoded()))
+        return record
+
+
+def not_now(shortage: Shortage, wanted: int, ready: int) -> NotNow:
+    """Make the error that says how many of the wanted groups are ready, and what the others wait for."""
+    message = f"{ready} of {wanted} groups are ready: {shortage.message}"
+    detail = {"ready": ready, "wanted": wanted, "can_be_met": not shortage.final, **shortage.detail}
+    return NotNow(shortage.type, message, detail=detail)

@@ -1,0 +1,80 @@
+"""A batch whose groups lie in several shards.
+
+Invariants:
+
+- Its id says how many groups it has, so that a coordinator that begins anew can tell a whole batch from a part.
+- Its groups are asked for when somebody wants them; they are the same, in the same order, whoever asks.
+- It is acknowledged as a whole: a part that was says so, and is not asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from rollout_svc.sharding.protocol import Leased
+
+__all__ = ["MergedBatch", "groups_in", "with_groups"]
+
+
+def with_groups(unique: str, groups: int) -> str:
+    """The id of a batch of so many groups."""
+    return f"{unique}-{groups}"
+
+
+def groups_in(batch_id: str) -> int | None:
+    """How many groups a batch has, by its id; None: it is no coordinator's."""
+    number = batch_id.rpartition("-")[2]
+    return int(number) if number.isdecimal() and number.isascii() else None
+
+
+@dataclass(eq=False)
+class MergedBatch:
+    """A leased batch.
+
+    Attributes:
+        parts: what each shard leased, in the order of the shards.
+        lives: of the shards, when they did.
+        metrics: figures of all of it.
+        expires_at: loop time at which its lease ends.
+        acked: shards that have consumed their part.
+        acking: somebody acknowledged it: it will be consumed, and cannot expire any more.
+        ack_expired: batches whose ack came too late, with this take.
+    """
+
+    batch_id: str
+    step: int
+    parts: dict[str, Leased]
+    lives: dict[str, int]
+    metrics: dict[str, Any]
+    expires_at: float
+    acked: set[str] = field(default_factory=set)
+    acking: bool = False
+    ack_expired: tuple[str, ...] = ()
+
+    def head(self) -> dict[str, Any]:
+        """The record without its groups."""
+        head: dict[str, Any] = {"batch_id": self.batch_id, "step": self.step, "metrics": self.metrics}
+        return head | ({"ack_expired": self.ack_expired} if self.ack_expired else {})
+
+    async def encoded(self) -> AsyncIterator[bytes]:
+        """The record of the contract as JSON, in pieces to be joined, one per group.
+
+        Raises:
+            ShardLost: a shard went with its part; taking the same step again gives it once it has returned.
+        """
+        yield orjson.dumps(self.head())[:-1] + b',"groups":['
+        first = True
+        for part in self.parts.values():
+            for record in await part.records():
+                yield record if first else b"," + record
+                first = False
+        yield b"]}"
+
+    async def as_json(self) -> dict[str, Any]:
+        """The same record as values."""
+        record: dict[str, Any] = orjson.loads(b"".join([piece async for piece in self.encoded()]))
+        return record

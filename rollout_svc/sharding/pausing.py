@@ -1,0 +1,229 @@
+"""One pause over all shards: its number, who joins it, and its report.
+
+Invariants:
+
+- The ticket is the coordinator's own: +1 at every pause that is not joined. Whoever asks while one is under way joins
+  it in every shard: the union of lanes, the earlier deadline, the stronger mode.
+- A pause has returned by its deadline, whatever the shards do. One that did not acknowledge is out of step: named in
+  the report, and paused again before it is let go on.
+- What one shard refuses is refused: where the pause was a new one, the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rollout_svc.errors import Conflict, RolloutError
+from rollout_svc.gate import LANES, Lane, Mode, stronger
+from rollout_svc.pause.controller import PauseState
+from rollout_svc.pause.report import PauseReport
+from rollout_svc.sharding.member import Member
+from rollout_svc.sharding.members import Members
+from rollout_svc.sharding.protocol import ShardLost
+from rollout_svc.sharding.reports import merge_reports
+from rollout_svc.tasks import TaskOwner
+
+__all__ = ["FannedPause"]
+
+_TRAVEL_SHARE: Final = 0.05  # of a pause's time, kept for the way to the shards and back
+
+
+@dataclass(eq=False)
+class _Climb:
+    """One pause under way."""
+
+    started_from: int
+    was: PauseState
+    mode: Mode
+    lanes: frozenset[Lane]
+    kv: str
+    offload: tuple[str, ...]
+    started: float
+    deadline: float
+    asked: int = 0
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    refused: RolloutError | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FannedPause:
+    """The pause protocol's state, over all shards.
+
+    Attributes:
+        ticket: number of the last pause.
+        asked: pauses that were asked for, joins included.
+        paused_s: seconds that pauses took, ever.
+    """
+
+    def __init__(self, members: Members, tasks: TaskOwner) -> None:
+        self.state: PauseState = "running"
+        self.ticket = 0
+        self.asked = 0
+        self.paused_s = 0.0
+        self.last_report: PauseReport | None = None
+        self._members = members
+        self._tasks = tasks
+        self._asked: dict[Lane, Mode] = {}
+        self._climb: _Climb | None = None
+        self._climbing: asyncio.Task[PauseReport] | None = None
+
+    @property
+    def closed(self) -> frozenset[Lane]:
+        """Lanes that a pause closed."""
+        return frozenset(self._asked)
+
+    @property
+    def drained(self) -> frozenset[Lane]:
+        """Lanes that are closed, and whose pause has returned."""
+        return self.closed if self.state == "paused" and self.last_report is not None else frozenset()
+
+    @property
+    def climbing(self) -> asyncio.Task[PauseReport] | None:
+        """The pause under way."""
+        return self._climbing
+
+    async def pause(
+        self,
+        *,
+        mode: Mode,
+        deadline_s: float,
+        lanes: Iterable[Lane],
+        if_ticket: int | None,
+        kv: str,
+        offload: tuple[str, ...],
+    ) -> PauseReport:
+        """Stop `lanes` in every shard; returns by the deadline with what was found.
+
+        Raises:
+            Conflict: `if_ticket` is not the current ticket, or a shard's state forbids it.
+            BadRequest: a shard's engines cannot do it.
+        """
+        wanted, climb = frozenset(lanes), self._climb
+        self._check_ticket(if_ticket)
+        self.asked += 1
+        now = asyncio.get_running_loop().time()
+        if climb is not None:
+            climb.lanes |= wanted
+            climb.mode = mode if stronger(mode, climb.mode) else climb.mode
+            climb.deadline = min(climb.deadline, now + deadline_s)
+            climb.offload = tuple(dict.fromkeys((*climb.offload, *offload)))
+            self._close(climb.lanes, climb.mode)
+            self._send(climb)
+            climb.wake.set()
+        elif self.last_report and not offload and not any(stronger(mode, self._asked.get(lane)) for lane in wanted):
+            return self.last_report
+        else:
+            climb = _Climb(self.ticket, self.state, mode, wanted, kv, offload, now, now + deadline_s)
+            self.ticket += self.state != "paused"
+            self.state, self.last_report, self._climb = "pausing", None, climb
+            self._close(wanted, mode)
+            self._send(climb)
+            self._climbing = self._tasks.spawn(f"pause:{self.ticket}", self._run(climb), handled=True)
+            self._climbing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        climbing = self._climbing
+        assert climbing is not None  # noqa: S101 - there is one exactly while there is a climb
+        return await asyncio.shield(climbing)
+
+    async def settled(self) -> None:
+        """Wait until no pause is under way."""
+        while self._climbing is not None:
+            await asyncio.wait({self._climbing})
+
+    def let_go(self) -> None:
+        """Nothing is asked to be closed any more; the caller has every shard open."""
+        self._asked, self.state = {}, "running"
+
+    def check_resume(self, ticket: int | None) -> None:
+        """Raise Conflict unless `ticket` is None or the current one."""
+        if ticket is not None and ticket != self.ticket:
+            raise self._stale("ticket", ticket)
+
+    def _check_ticket(self, if_ticket: int | None) -> None:
+        allowed = {self.ticket} | ({self._climb.started_from} if self._climb is not None else set())
+        if if_ticket is not None and if_ticket not in allowed:
+            raise self._stale("if_ticket", if_ticket)
+
+    def _stale(self, name: str, ticket: int) -> Conflict:
+        message = f"{name} {ticket} is old: the current one is {self.ticket}"
+        return Conflict(message, type="stale_ticket", detail={name: ticket, "current": self.ticket})
+
+    def _close(self, lanes: frozenset[Lane], mode: Mode) -> None:
+        self._asked |= {lane: mode for lane in lanes if stronger(mode, self._asked.get(lane))}
+
+    def _send(self, climb: _Climb) -> None:
+        """Ask every shard for what the pause has become; those that are out of step as well: they may be at work."""
+        climb.asked += 1
+        now = asyncio.get_running_loop().time()
+        given = {
+            "mode": climb.mode,
+            "deadline_s": max(1e-3, (climb.deadline - now) * (1 - _TRAVEL_SHARE)),
+            "lanes": [lane for lane in LANES if lane in climb.lanes],
+            "kv": climb.kv,
+            "offload": list(climb.offload),
+        }
+        for member in self._members.all:
+            self._tasks.spawn(f"{member.shard_id}:pause", self._one(climb, climb.asked, member, given))
+
+    async def _one(self, climb: _Climb, asked: int, member: Member, given: Mapping[str, Any]) -> None:
+        life = member.shard.life
+        try:
+            report = await member.pause(given, climb.deadline)
+        except ShardLost:
+            pass
+        except RolloutError as error:
+            climb.refused = climb.refused or error
+        else:
+            # A join is acknowledged by the answer to itself: the one before was given before it arrived.
+            if asked == climb.asked and member.shard.life == life:
+                climb.reports[member.shard_id] = report
+        climb.ended[member.shard_id] = asked
+        climb.wake.set()
+
+    async def _run(self, climb: _Climb) -> PauseReport:
+        loop = asyncio.get_running_loop()
+        try:
+            while climb.refused is None and not self._over(climb) and loop.time() < climb.deadline:
+                climb.wake.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(climb.deadline):
+                        await climb.wake.wait()
+            if climb.refused is not None and climb.was == "running":
+                await self._undo(climb)
+                raise climb.refused
+            report = self._report(climb)
+        finally:
+            self._climb = self._climbing = None
+            if self.state == "pausing":
+                self.state = "paused"
+        self.last_report = report
+        self.paused_s += report.elapsed_s
+        return report
+
+    def _over(self, climb: _Climb) -> bool:
+        """Whether every shard has said what it has to say of the last that was asked."""
+        return all(climb.ended.get(shard) == climb.asked for shard in self._members.by_id)
+
+    def _report(self, climb: _Climb) -> PauseReport:
+        now = asyncio.get_running_loop().time()
+        missing = [member for member in self._members.all if member.shard_id not in climb.reports]
+        silent = {member.shard_id: member.silence(now) for member in missing}
+        for member in missing:
+            member.fall(member.why or f"shard {member.shard_id} did not acknowledge pause {self.ticket}")
+        reports = {name: climb.reports[name] for name in self._members.by_id if name in climb.reports}
+        return merge_reports(self.ticket, climb.mode, now - climb.started, reports, silent, self._members.ledger)
+
+    async def _undo(self, climb: _Climb) -> None:
+        """Nobody is to be stopped by a pause that was refused."""
+        self.let_go()
+        await self._members.fan(
+            [member for member in self._members.inside if member.shard_id in climb.reports],
+            lambda member: member.open(climb.deadline),
+        )
+        for member in self._members.inside:
+            if member.shard_id not in climb.reports:
+                member.fall(f"pause {self.ticket} was refused while shard {member.shard_id} climbed")

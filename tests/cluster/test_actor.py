@@ -1,0 +1,163 @@
+"""The calls of a service on Ray: their errors, their order, who may make them, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, Unauthorized, Unreachable
+from rollout_svc.rpc.client import SyncRolloutClient
+from tests.cluster.configs import lines, service
+from tests.cluster.fakes import fake_engine
+from tests.cluster.nodes import Nodes
+
+_ELSEWHERE = """
+import sys, ray, rollout_svc.ray
+from rollout_svc.errors import NotFound
+ray.init(sys.argv[1], log_to_driver=False, configure_logging=False)
+rollout = rollout_svc.ray.connect("calls")
+assert ray.get(rollout.put_prompts.remote("t", [{"id": "other", "input_ids": [7]}]), timeout=30) == {"accepted": 1}
+
+@ray.remote(num_cpus=0.1)
+def state(handle):
+    return ray.get(handle.status.remote(), timeout=30)["state"]
+
+assert ray.get(state.remote(rollout), timeout=60) == "running"
+try:
+    rollout_svc.ray.connect("nobody")
+except NotFound:
+    print("told: all well")
+"""
+_TAKES = 80
+"""Takes that wait at once."""
+_BESIDE_S = 2.0
+"""Seconds for a pause and a resume of an idle stage beside them: 0.01 on a machine that is not busy."""
+
+
+def refused(config: dict[str, Any]) -> list[str]:
+    """Start a service that cannot be; returns what is wrong where, and checks that nothing is left of it."""
+    import rollout_svc.ray
+
+    with pytest.raises(ConfigError) as told:
+        rollout_svc.ray.start(config, name="refused")
+    with pytest.raises(NotFound):
+        rollout_svc.ray.connect("refused")
+    return [problem.path for problem in told.value.problems]
+
+
+@pytest.mark.timeout(240)
+def test_a_service_that_cannot_be_says_all_that_is_wrong(nodes: Nodes, tmp_path: Path) -> None:
+    """P35: whoever starts it gets every problem, also what only the actor can find; nothing is half-started."""
+    import rollout_svc.ray
+
+    assert nodes.address
+    assert refused(service(buffer={"lease_s": -1}, pause={"deadline_s": 0})) == ["pause.deadline_s", "buffer.lease_s"]
+    assert refused(service(cluster=None)) == ["cluster"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert refused(service(service={"port": taken.getsockname()[1]})) == ["service.port"]
+    held = service(buffer={"path": str(tmp_path / "journal")})
+    rollout = rollout_svc.ray.start(held, name="held")
+    try:
+        assert refused(held) == ["buffer.path"]
+        with pytest.raises(Conflict, match="there is an actor 'held'"):
+            rollout_svc.ray.start(held, name="held")
+    finally:
+        rollout_svc.ray.stop(rollout)
+
+
+@pytest.mark.timeout(240)
+def test_calls_over_ray_are_those_of_the_service(nodes: Nodes) -> None:
+    """P8, P35: errors arrive as they are, control passes waiting takes, and any job may call, over HTTP as well."""
+    import ray
+
+    import rollout_svc.ray
+
+    with fake_engine() as engine:
+        config = service({"url": engine.url}, service={"port": 0, "host": "0.0.0.0", "token": "secret"})
+        rollout = rollout_svc.ray.start(config, name="calls", num_cpus=0.1)
+        try:
+            _check_errors(rollout)
+            assert asyncio.run(_state(rollout)) == "running"
+            _check_takes(rollout)
+            ran = subprocess.run(
+                [sys.executable, "-c", _ELSEWHERE, nodes.address],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert "told: all well" in ran.stdout, ran.stderr
+            url = ray.get(rollout.ready.remote(), timeout=30)
+            assert url.startswith("http://127.0.1."), "the address of the actor's node"
+            with SyncRolloutClient(url, "secret") as client:
+                assert client.ready()
+                assert client.concurrency() == ray.get(rollout.concurrency.remote(), timeout=30)
+            with SyncRolloutClient(url) as client, pytest.raises(Unauthorized):
+                client.status()
+        finally:
+            rollout_svc.ray.stop(rollout)
+        rollout_svc.ray.stop(rollout)
+        with pytest.raises(NotFound):
+            rollout_svc.ray.connect("calls")
+        with SyncRolloutClient(url, "secret") as client, pytest.raises(Unreachable):
+            client.status()
+
+
+def _check_errors(rollout: Any) -> None:
+    import ray
+
+    with pytest.raises(NotNow, match="groups are ready") as short:
+        ray.get(rollout.take_batch.remote(step=0, groups=4, timeout_s=0.2), timeout=30)
+    told: Any = short.value
+    assert (told.type, told.detail["wanted"], told.retry_after_s) == ("not_enough", 4, 1.0)
+    assert type(told.cause) is NotNow
+    with pytest.raises(Conflict) as old:
+        ray.get(rollout.pause.remote(if_ticket=77, deadline_s=2.0), timeout=30)
+    assert "ticket" in str(old.value.detail)
+    with pytest.raises(BadRequest) as wrong:
+        ray.get(rollout.pause.remote(deadline_s=-1.0), timeout=30)
+    assert [problem["path"] for problem in wrong.value.detail] == ["deadline_s"]
+    with pytest.raises(BadRequest) as worker:
+        ray.get(rollout.add_worker.remote(max_batch=0), timeout=30)
+    assert "max_batch" in str(worker.value.detail)
+    for mistake in (lambda: rollout.pause.remote(deadline=1.0), lambda: rollout.take_batch.remote(0)):
+        with pytest.raises(TypeError):
+            mistake()
+    with pytest.raises(AttributeError, match="take_batch"):
+        _ = rollout.take_batches
+
+
+async def _state(rollout: Any) -> str:
+    return str((await rollout.status.remote())["state"])
+
+
+def _check_takes(rollout: Any) -> None:
+    """Control calls pass takes that wait; a take that is cancelled is over."""
+    import ray
+
+    takes = [rollout.take_batch.remote(step=0, groups=4, timeout_s=60.0) for _ in range(_TAKES)]
+    started = time.monotonic()
+    report = ray.get(rollout.pause.remote(deadline_s=5.0), timeout=30)
+    assert report["clean"]
+    ray.get(rollout.resume.remote(report["ticket"]), timeout=30)
+    assert time.monotonic() - started < _BESIDE_S
+    assert not ray.wait(takes, num_returns=1, timeout=0)[0]
+    for take in takes[1:]:
+        ray.cancel(take)
+    ray.get(rollout.put_prompts.remote("t", lines(8)), timeout=30)
+    batch = ray.get(takes[0], timeout=30)
+    assert rollout.unacked == (batch["batch_id"],)
+    again = ray.get(rollout.take_batch.remote(step=0, groups=4), timeout=30)
+    assert again == batch, "the same step again is the same batch"
+    report = ray.get(rollout.take_batch.remote(step=1, groups=4), timeout=30)
+    assert rollout.unacked == (report["batch_id"],)
+    ledger = ray.get(rollout.status.remote(), timeout=30)["ledger"]["groups"]
+    assert (ledger["consumed"], ledger["leased"]) == (4, 4)
+    ray.get(rollout.ack.remote(report["batch_id"]), timeout=30)
