@@ -303,6 +303,18 @@ class WeightsRecord(Record):
     """Whom the last one did not reach, and why; empty: it reached all, or is under way."""
 
 
+class ShardRecord(Record):
+    """One producer shard."""
+
+    id: str
+    state: Literal["in_step", "held"]
+    """`held`: it is out of step, and does nothing until it is brought back."""
+    reason: str
+    """Why it is held."""
+    life: Natural | None
+    """How often it was started, when it was last in step; null: it never was."""
+
+
 class Status(Record):
     """The service's record of itself."""
 
@@ -328,6 +340,8 @@ class Status(Record):
     plan: Plan
     rss_bytes: Natural
     memory: MemoryBrief
+    shards: list[ShardRecord] = Field(default=[])
+    """There only where there are several."""
 
 
 class Workers(Record):

@@ -45,7 +45,7 @@ class Dealing:
             if line.problem is not None:
                 raise BadRequest(line.problem, detail=[{"path": f"prompts.{index}", "message": line.problem}])
             homes.setdefault(shards[home_of(task, line.prompt_id, len(shards))].shard_id, []).append(prompt)
-        if not prompts:
+        if not prompts:  # nothing to add, and a task to be found wrong
             homes[shards[0].shard_id] = []
 
         async def push(member: Member) -> int:

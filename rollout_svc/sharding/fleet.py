@@ -6,19 +6,21 @@ Invariant: who is not in step is told with what it said last; its workers are in
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
-from rollout_svc.config import Config, WorkerConfig
-from rollout_svc.errors import NotFound, NotNow
+from pydantic import ValidationError
+
+from rollout_svc.config import Config, TrainerConfig, WorkerConfig
+from rollout_svc.configfile import problems_of
+from rollout_svc.errors import BadRequest, NotFound, NotNow
 from rollout_svc.sharding.dealing import all_or_raise
 from rollout_svc.sharding.member import Member
 from rollout_svc.sharding.members import Members, answers
 from rollout_svc.sharding.naming import split, worker_record
 from rollout_svc.sharding.protocol import ShardLost
 from rollout_svc.sharding.records import merge_memory, merge_plans, merge_stuck
-from rollout_svc.sharding.shares import share_out
+from rollout_svc.sharding.split import shard_trainers
 
 __all__ = ["FannedFleet", "Trainer", "divide_trainer", "seen"]
 
@@ -28,18 +30,25 @@ Trainer = Mapping[str, Any]
 
 
 def divide_trainer(config: Config, trainer: Trainer, weights: Mapping[str, int]) -> dict[str, Trainer]:
-    """What each shard is told where the trainer's numbers change: its share of the batch, oversampling included.
+    """What each shard is told where the trainer's numbers change; see `split.shard_trainers`.
 
     Args:
         config: the settings of the whole.
         trainer: what changed.
         weights: how much each shard can do.
+
+    Raises:
+        BadRequest: a value is out of bounds.
     """
-    whole = config.trainer.model_dump() | dict(trainer)
-    groups = math.ceil(whole["train_batch_size"] * (1 + whole["over_sample_threshold"]))
-    shares = share_out(groups, {shard: groups * max(1, weight) for shard, weight in weights.items()})
-    own = {"over_sample_threshold": 0.0}
-    return {shard: {**trainer, **own, "train_batch_size": max(1, share)} for shard, share in shares.items()}
+    try:
+        whole = TrainerConfig.model_validate(config.trainer.model_dump() | dict(trainer))
+    except ValidationError as error:
+        listed = [{"path": problem.path, "message": problem.message} for problem in problems_of(error, "trainer")]
+        raise BadRequest("; ".join(f"{p['path']}: {p['message']}" for p in listed), detail=listed) from error
+    parts = shard_trainers(whole, list(weights.values()))
+    own = ("train_batch_size", "over_sample_threshold")
+    told = [{**trainer, **{name: getattr(part, name) for name in own}} for part in parts]
+    return dict(zip(weights, told, strict=True))
 
 
 class FannedFleet:
@@ -105,6 +114,8 @@ class FannedFleet:
             return plan
 
         plans = all_or_raise(await self.members.fan(self.members.all, follow), "plan")
+        merged = self.config.trainer.model_dump() | dict(trainer)
+        self.config = self.config.model_copy(update={"trainer": TrainerConfig.model_validate(merged)})
         return merge_plans(dict(zip(self.members.by_id, plans, strict=True)))
 
     async def add_worker(self, config: WorkerConfig) -> dict[str, Any]:

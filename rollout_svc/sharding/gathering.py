@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Each shard in step is asked for its share first, so that its schedule makes that; who has it is asked for one more for
-  as long as the others lag.
+- Each shard in step is asked for its share first, so that its schedule makes that. Who has it is asked for one more
+  only once the others lag, or can have no more: their prompts would else be used up unevenly.
 - Whoever joins, or is lost, in the meantime counts, or counts no more, from then on.
 - What cannot be is said at once: when no shard can ever have more, and it does not suffice.
 """
@@ -21,6 +21,8 @@ from rollout_svc.tasks import TaskOwner
 
 __all__ = ["Gathering"]
 
+_PATIENCE_S: Final = 1.0  # seconds before a shard that lags is made up for by the others
+_PATIENCE_SHARE: Final = 0.1  # of the time, at most
 _WAIT_SHARE: Final = 0.95  # of the time: what shards have has to be known before it is up
 _GRACE_S: Final = 1.0  # seconds a shard may take longer to answer than it was given to wait
 _AGAIN_S: Final = 0.05  # seconds before one that had less than it was asked for is asked again
@@ -44,6 +46,9 @@ class Gathering:
         self._groups = groups
         self._until = until
         self._asking: dict[str, asyncio.Task[None]] = {}
+        now = asyncio.get_running_loop().time()
+        self._patient_until = now + min(_PATIENCE_S, _PATIENCE_SHARE * max(0.0, until - now))
+        self._timer = asyncio.get_running_loop().call_at(self._patient_until, self.wake.set)
 
     @property
     def enough(self) -> bool:
@@ -61,11 +66,13 @@ class Gathering:
         for shard in [shard for shard in self.ready if not self._members.by_id[shard].inside]:
             del self.ready[shard]
         shares = share_out(self._groups, {member.shard_id: self._groups for member in inside})
+        lagging = bool(self.final) or asyncio.get_running_loop().time() >= self._patient_until
         for member in inside:
             shard = member.shard_id
-            if shard not in self._asking and shard not in self.final:
-                had = self.ready.get(shard)
-                wanted = max(1, shares[shard]) if had is None or had < shares[shard] else had + 1
+            had = self.ready.get(shard)
+            lacks = had is None or had < shares[shard]
+            if shard not in self._asking and shard not in self.final and (lacks or lagging):
+                wanted = max(1, shares[shard]) if had is None or lacks else had + 1
                 asking = self._tasks.spawn(f"{shard}:ready", self._ask(member, min(wanted, self._groups)), handled=True)
                 self._asking[shard] = asking
 
@@ -93,5 +100,6 @@ class Gathering:
 
     def end(self) -> None:
         """Ask no more."""
+        self._timer.cancel()
         for task in tuple(self._asking.values()):
             task.cancel()

@@ -420,3 +420,21 @@ async def test_leases_outlive_the_coordinator() -> None:
             assert consumed == {*ids(batch), *ids(half)}
         finally:
             await again.stop()
+
+
+@virtual
+async def test_numbers_of_the_trainer_are_divided() -> None:
+    """What the shards are told adds up to what was asked; what is wrong is refused before any of them is told."""
+    async with staged(3) as (coordinator, *shards):
+        for shard in shards:
+            shard.told.clear()
+        plan = await coordinator.set_concurrency({"train_batch_size": 64, "over_sample_threshold": 0.5}, {"s1.w0": 9})
+        assert plan["workers"] == 3
+        assert sum(shard.told["trainer"]["train_batch_size"] for shard in shards) == 64
+        assert [shard.told["limits"] for shard in shards] == [{}, {"w0": 9}, {}]
+        await coordinator.set_concurrency({"max_staleness": 2})
+        assert sum(shard.told["trainer"]["train_batch_size"] for shard in shards) == 64
+        with pytest.raises(BadRequest):
+            await coordinator.set_concurrency({"train_batch_size": 0})
+        with pytest.raises(NotFound):
+            await coordinator.set_concurrency(None, {"s9.w0": 1})

@@ -78,6 +78,7 @@ class MemoryShard:
         self.fates: dict[str, str] = {}
         self.pushed: set[str] = set()
         self.made_under: dict[str, int] = {}
+        self.told: dict[str, Any] = {}
         self._changed = asyncio.Event()
         self._spoken = asyncio.Event()
         self._producing: asyncio.Task[None] | None = None
@@ -238,6 +239,11 @@ class MemoryShard:
 
     async def _evaluate(self, task: str, prompts: list[Any], **_: Any) -> dict[str, Any]:
         return {"groups": [{"prompt": prompt, "shard": self.shard_id} for prompt in prompts]}
+
+    async def _set_concurrency(self, trainer: dict[str, Any], limits: dict[str, int]) -> dict[str, Any]:
+        self.told = {"trainer": trainer, "limits": limits}
+        plan: dict[str, Any] = self.describe()["plan"]
+        return plan
 
     async def _stuck(self, older_than_s: float | None) -> dict[str, Any]:
         counts = {"older_than_s": older_than_s or 1.0, "counts": {"engine": 1}, "omitted": 0, "groups_omitted": 0}
