@@ -86,6 +86,7 @@ def test_calls_over_ray_are_those_of_the_service(nodes: Nodes) -> None:
             _check_errors(rollout)
             assert asyncio.run(_state(rollout)) == "running"
             _check_takes(rollout)
+            _check_rest(rollout)
             ran = subprocess.run(
                 [sys.executable, "-c", _ELSEWHERE, nodes.address],
                 capture_output=True,
@@ -127,9 +128,10 @@ def _check_errors(rollout: Any) -> None:
     with pytest.raises(BadRequest) as worker:
         ray.get(rollout.add_worker.remote(max_batch=0), timeout=30)
     assert "max_batch" in str(worker.value.detail)
-    for mistake in (lambda: rollout.pause.remote(deadline=1.0), lambda: rollout.take_batch.remote(0)):
-        with pytest.raises(TypeError):
-            mistake()
+    with pytest.raises(TypeError):
+        rollout.pause.remote(deadline=1.0)
+    with pytest.raises(TypeError):
+        rollout.take_batch.remote(0)
     with pytest.raises(AttributeError, match="take_batch"):
         _ = rollout.take_batches
 
@@ -161,3 +163,28 @@ def _check_takes(rollout: Any) -> None:
     ledger = ray.get(rollout.status.remote(), timeout=30)["ledger"]["groups"]
     assert (ledger["consumed"], ledger["leased"]) == (4, 4)
     ray.get(rollout.ack.remote(report["batch_id"]), timeout=30)
+
+
+def _check_rest(rollout: Any) -> None:
+    """What trainers ask for less often."""
+    import ray
+
+    def ask(reference: Any) -> Any:
+        return ray.get(reference, timeout=60)
+
+    evaluated = ask(rollout.evaluate.remote("t", lines(2, first=50), sampling={"max_tokens": 4}, timeout_s=20.0))
+    assert [sample["status"] for group in evaluated["groups"] for sample in group["samples"]] == ["COMPLETED"] * 2
+    assert ask(rollout.stuck.remote(older_than_s=60.0))["samples"] == []
+    assert ask(rollout.memory.remote())
+    with pytest.raises(Conflict) as told:
+        ask(rollout.checkpoint.remote("/nowhere/at-all", 1))
+    assert told.value.type == "no_journal"
+    updated = ask(rollout.update_weights.remote(1, {"kind": "external"}, pause={"deadline_s": 5.0}))
+    assert updated["version"] == 1
+    [worker] = ask(rollout.workers.remote())
+    ask(rollout.set_concurrency.remote(limits={worker["id"]: 3}))
+    assert ask(rollout.workers.remote())[0]["limit"] == 3
+    ask(rollout.put_prompts.remote("t", lines(4, first=20)))
+    batch = ask(rollout.take_batch.remote(step=1, groups=4, timeout_s=30.0, tensors=True))
+    assert len(batch["tensors"]["rewards"]) == 8
+    ask(rollout.ack.remote(batch["batch_id"]))
