@@ -83,6 +83,7 @@ def _run(home: Path) -> Iterator[Nodes]:
     try:
         for address in OTHERS:
             cluster.add_node(wait=False, **_node(address, 4, {}))
+        os.environ["RAY_ADDRESS"] = cluster.address  # else Ray's state API asks whichever cluster was started last
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         cluster.wait_for_nodes()
         yield Nodes(cluster)
