@@ -179,6 +179,20 @@ class Site:
         """Of the ledger."""
         return sum(self.status()["ledger"]["groups"][kind] for kind in kinds)
 
+    def worker(self, index: int) -> dict[str, Any]:
+        """How one worker stands."""
+        record: dict[str, Any] = self.status()["workers"][index]
+        return record
+
+    def answers(self) -> bool:
+        """Whether the service answers: not while its actor is gone."""
+        import ray
+
+        try:
+            return bool(self.call("status", timeout_s=5.0)["state"] == "running")
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return False
+
     # -- asking the engines ----------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -251,12 +265,12 @@ def balanced(ledger: dict[str, Any]) -> None:
 
 
 @contextmanager
-def started_site(name: str, ways: Path, config: dict[str, Any]) -> Iterator[Site]:
-    """Start a service under a name of its own; stopped at the end, whatever happened."""
+def started_site(name: str, ways: Path, config: dict[str, Any], **options: Any) -> Iterator[Site]:
+    """Start a service under a name of its own, on the head unless told; stopped at the end, whatever happened."""
     import rollout_svc.ray
 
     ways.mkdir(exist_ok=True)
-    rollout = rollout_svc.ray.start(config, name=name)
+    rollout = rollout_svc.ray.start(config, name=name, **({"resources": {f"at-{HEAD}": 0.1}} | options))
     site = Site(rollout, ways)
     try:
         site.look()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from tests.cluster.figures import show
 from tests.cluster.leftovers import until
 from tests.cluster.nodes import Nodes
+from tests.cluster.processes import actor_pid, held_by
 from tests.cluster.site import DEADLINE_S, Site, config_of, four, started_site
 
 FAULTS = {"black_hole": True, "late": True, "deaf": True, "slow_loris": False, "reset": False, "status:500": False}
@@ -224,7 +224,7 @@ def test_a_judge_observes_a_pause_and_comes_too_late(site: Site) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_cancelled_call_ends_and_its_slot_is_free(site: Site) -> None:
-    """A take or a pause that its caller cancels is over at once; the service goes on, and can be paused again."""  # P14
+    """A take or a pause that its caller cancels is over; the service goes on, and can be paused again."""  # P14
     import ray
     from ray.exceptions import TaskCancelledError
 
@@ -281,9 +281,8 @@ def test_a_pause_goes_past_64_waiting_takes(site: Site) -> None:
     report = site.pause()
     assert report["clean"]
     aborts = [min(at for at in engine.seen()["aborted_at"] if at > began) - began for engine in site.engines]
-    print(
-        f"status beside 64 takes: {1e3 * median(took):.1f} ms; first aborts after {[round(1e3 * a) for a in aborts]} ms"
-    )
+    show("status beside 64 takes, ms", round(1e3 * median(took), 1))
+    show("first abort at each engine, ms", [round(1e3 * at) for at in aborts])
     assert median(took) < 0.1
     assert max(aborts) < 0.25
     for take in takes:
@@ -354,17 +353,3 @@ def test_a_hundred_flaps_leave_nothing_behind(site: Site) -> None:
     assert files[-1] <= files[0] + 16, "connections of the data lane come and go"
     assert rss[-1] - rss[4] <= 8.0, "MB over 50 flaps: a call left behind is several pages"
     assert len(list_objects(limit=1000)) <= 16
-
-
-def actor_pid(name: str) -> int:
-    """The process of a service's actor."""
-    from ray.util.state import list_actors
-
-    [actor] = [actor for actor in list_actors(detail=True) if actor.name == name and actor.state == "ALIVE"]
-    return int(actor.pid or 0)
-
-
-def held_by(pid: int) -> tuple[float, int, int]:
-    """Resident MB, threads and open files of a process."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(status["VmRSS"].split()[0]) / 1024, int(status["Threads"]), len(list(Path(f"/proc/{pid}/fd").iterdir()))
