@@ -138,7 +138,6 @@ def test_a_raylet_that_hangs_takes_its_engine_out(nodes: Nodes, tmp_path: Path) 
         site.settle()
 
 
-@pytest.mark.short
 @pytest.mark.timeout(180)
 def test_the_actor_of_an_engine_is_killed(nodes: Nodes, tmp_path: Path) -> None:
     """Its engine ends with it, its requests move, and both are started again."""  # P19

@@ -15,21 +15,10 @@ from tests.cluster.leftovers import until
 from tests.cluster.nodes import Nodes
 from tests.cluster.processes import actor_pid, held_by
 from tests.cluster.site import DEADLINE_S, Site, config_of, four, started_site
+from tests.cluster.trainer import Trainer
 
 FAULTS = {"black_hole": True, "late": True, "deaf": True, "slow_loris": False, "reset": False, "status:500": False}
 """What an engine may do, and whether its requests are left behind by a pause."""
-
-
-class Other:
-    """A second caller, in a process of its own."""
-
-    def ask(self, name: str, **how: object) -> object:
-        """Call the service."""
-        import ray
-
-        from rollout_svc.ray import connect
-
-        return ray.get(getattr(connect("stopping"), name).remote(**how))
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +157,7 @@ def test_two_callers_pause_at_once(site: Site) -> None:
     """A second pause, from another process, joins the first: one ticket, the earlier deadline."""  # P11
     import ray
 
-    other: Any = ray.remote(Other).options(num_cpus=0).remote()
+    other: Any = ray.remote(Trainer).options(num_cpus=0).remote("stopping")
     assert ray.get(other.ask.remote("status"), timeout=30)["state"] == "running"
     site.fill()
     site.engines[0].command(fault="black_hole")
