@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,8 +48,25 @@ class Nodes:
         return self._cluster.add_node(wait=True, **_node(address, cpus, resources))
 
     def lose(self, node: Any) -> None:
-        """End a node as a power cut does."""
-        self._cluster.remove_node(node, allow_graceful=False)
+        """End a node as a power cut does; idempotent."""
+        if node in self._cluster.worker_nodes:
+            self._cluster.remove_node(node, allow_graceful=False)
+
+    def hang(self, node: Any) -> None:
+        """Stop a node's raylet where it is; what it started goes on."""
+        os.kill(_raylet(node).pid, signal.SIGSTOP)
+
+    def go_on(self, node: Any) -> None:
+        """Let it go on."""
+        os.kill(_raylet(node).pid, signal.SIGCONT)
+
+    def is_over(self, node: Any) -> bool:
+        """Whether its raylet has ended, and was collected: its workers take a zombie for one that lives."""
+        return _raylet(node).poll() is not None
+
+
+def _raylet(node: Any) -> Any:
+    return node.all_processes["raylet"][0].process
 
 
 def _node(address: str, cpus: float, resources: dict[str, float]) -> dict[str, Any]:
@@ -83,6 +101,7 @@ def _run(home: Path) -> Iterator[Nodes]:
     try:
         for address in OTHERS:
             cluster.add_node(wait=False, **_node(address, 4, {}))
+        os.environ["RAY_ADDRESS"] = cluster.address  # else Ray's state API asks whichever cluster was started last
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
         cluster.wait_for_nodes()
         yield Nodes(cluster)

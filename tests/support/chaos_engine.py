@@ -4,6 +4,7 @@
 - A generation is held until an abort reaches it, its delay has passed, or a fault that answers at once is in force.
 - What it counts as running is what it would still work on: with handler cancellation a client that leaves ends its
   generation, without it the generation goes on unheard.
+- `GET /chaos/seen` tells what reached it, and when, by the clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import time
 from typing import Any, Final
 
 import orjson
@@ -55,6 +57,8 @@ class ChaosEngine:
         self._live: dict[str, _Outcome] = {}
         self._news = asyncio.Event()
         self._statuses = 0
+        self._prompts: list[int] = []
+        self._aborted_at: list[float] = []
 
     def application(self) -> web.Application:
         """The routes."""
@@ -68,6 +72,7 @@ class ChaosEngine:
             app.router.add_post(path, self._empty)
         app.router.add_post("/chaos", self._command)
         app.router.add_get("/chaos/running", self._wait_running)
+        app.router.add_get("/chaos/seen", self._tell)
         return app
 
     @web.middleware
@@ -84,6 +89,7 @@ class ChaosEngine:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
         rid: str = body["rid"]
+        self._prompts.append(len(body["input_ids"]))
         outcome = self._live[rid] = asyncio.get_running_loop().create_future()
         self._news.set()
         try:
@@ -134,6 +140,7 @@ class ChaosEngine:
         return web.json_response({"error": {"message": "chaos"}}, status=status, reason="Chaos", headers=headers)
 
     async def _abort(self, request: web.Request) -> web.Response:
+        self._aborted_at.append(time.monotonic())
         body = orjson.loads(await request.read())
         if self.fault != "deaf":
             for rid in tuple(self._live) if body.get("abort_all") else (body.get("rid"),):
@@ -161,6 +168,10 @@ class ChaosEngine:
                 asyncio.get_running_loop().call_later(self.delay_s or 0.0, _end, outcome, "length")
         return web.json_response({"running": len(self._live)})
 
+    async def _tell(self, _: web.Request) -> web.Response:
+        """`prompts`: the length of each prompt in order; `aborted_at`: when each abort arrived."""
+        return web.json_response({"prompts": self._prompts, "aborted_at": self._aborted_at})
+
     async def _wait_running(self, request: web.Request) -> web.Response:
         """Answer once at least `least`, and at most `most`, generations run."""
         least, most = int(request.query.get("least", 0)), int(request.query.get("most", 1 << 30))
@@ -187,7 +198,7 @@ async def _serve(args: argparse.Namespace) -> None:
         keepalive_timeout=3600.0,
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", args.port, backlog=BACKLOG, reuse_address=True)
+    site = web.TCPSite(runner, args.host, args.port, backlog=BACKLOG, reuse_address=True)
     await site.start()
     parent = os.getppid()
     print(f"ready {runner.addresses[0][1]}", flush=True)  # noqa: T201 - whoever started it waits for this line
@@ -198,6 +209,7 @@ async def _serve(args: argparse.Namespace) -> None:
 def main() -> None:
     """Run until ended, or until the parent ends."""
     parser = argparse.ArgumentParser(prog="tests.support.chaos_engine", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--fault", default="none", help=f"{', '.join(FAULTS)}, status:NNN or status:all")
     parser.add_argument("--handler-cancellation", choices=("on", "off"), default="off")
