@@ -18,8 +18,8 @@ from typing import Any, Final
 import orjson
 
 from rollout_svc.config import Routing
-from rollout_svc.observe.metrics import Metrics
 from rollout_svc.hosting import COLLECTOR
+from rollout_svc.observe.metrics import Metrics
 from rollout_svc.status import rss_bytes
 from tests.simulation.scale.stage import GROUP_SIZE, MeteredLoop, Stage
 
