@@ -43,6 +43,10 @@ class ServiceActor:
         """See `RolloutService.status`."""
         return await self._run(self._thread.calling(lambda service: service.status()))
 
+    async def memory(self) -> dict[str, Any]:
+        """See `RolloutService.memory`."""
+        return await self._run(self._thread.service.memory())
+
     async def pause(self, **asked: Any) -> dict[str, Any]:
         """See `RolloutService.pause`; returns the report as a record."""
         report = await self._run(self._thread.service.pause(**asked))

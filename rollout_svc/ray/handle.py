@@ -23,8 +23,19 @@ __all__ = ["RolloutHandle", "connect", "start", "stop"]
 
 _BATCHES: Final = ("take_batch", "evaluate")
 _CALLS: Final = (
-    *("ready", "status", "pause", "resume", "ack", "put_prompts", "update_weights", "set_concurrency", "workers"),
-    *("add_worker", "remove_worker", "stop"),
+    *(
+        "ready",
+        "status",
+        "memory",
+        "pause",
+        "resume",
+        "ack",
+        "put_prompts",
+        "update_weights",
+        "set_concurrency",
+        "workers",
+    ),
+    *("memory", "add_worker", "remove_worker", "stop"),
     *_BATCHES,
 )
 
