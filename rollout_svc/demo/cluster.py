@@ -13,9 +13,6 @@ import contextlib
 import importlib.util
 import os
 import secrets
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rollout_svc.demo.stage import ENGINES, START_TIMEOUT_S, Stage, engine_arguments
@@ -139,21 +136,12 @@ def _own_node(files: RunFiles, children: Children, view: View) -> Iterator[str]:
     """Start a cluster of one node; gives its address. Its own logs are with the others once it has ended."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     own = token | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    # Sockets are below it, and the path of a socket has 107 bytes at most.
-    with tempfile.TemporaryDirectory(prefix="ray-demo-", ignore_cleanup_errors=True) as folder, _environment(own):
+    with _environment(own):
         view.note(f"starting a Ray cluster on this machine, which takes some seconds; logs are in {files.logs}")
-        node = children.start("node", "node", "rollout_svc.demo.node", [folder, str(_OWN_CPUS)])
-        try:
-            children.wait_ready([node], START_TIMEOUT_S, view.note)
-            yield node.url
-        except RolloutError:
-            children.check()  # a node that died is the better explanation
-            raise
-        finally:
-            children.close()
-            shutil.rmtree(files.logs / "ray", ignore_errors=True)
-            with contextlib.suppress(OSError):
-                shutil.copytree(Path(folder) / "session_latest" / "logs", files.logs / "ray")
+        logs = str((files.logs / "ray").resolve())
+        node = children.start("node", "node", "rollout_svc.demo.node", [logs, str(_OWN_CPUS)])
+        children.wait_ready([node], START_TIMEOUT_S, view.note)
+        yield node.url
 
 
 @contextlib.contextmanager
