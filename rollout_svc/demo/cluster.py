@@ -4,7 +4,7 @@ Invariants:
 
 - Where no cluster is given, one of its own is started on this machine, and ends with the run: a child as any other.
 - The service's actor is stopped before the connection ends; where it is not, it and its engines end with this driver.
-- What Ray says goes to a log: standard output is the view's.
+- What Ray says goes to a log: what is on the terminal is the view's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import contextlib
 import importlib.util
 import os
 import secrets
+import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from rollout_svc.demo.stage import ENGINES, START_TIMEOUT_S, Stage, engine_arguments
@@ -34,6 +36,8 @@ __all__ = ["ClusterFailed", "RayStage", "cluster_problems", "cluster_stage", "la
 
 ANSWER_S: Final = 30.0
 """For an answer to come over Ray, on top of what the call may take: it takes milliseconds."""
+JOIN_S: Final = 60.0
+"""For a cluster to take this process in: it takes a few seconds."""
 _OWN_CPUS: Final = ENGINES + 2  # what the node of its own says it has: each engine holds one
 _FOUND: Final = "auto"  # a cluster that Ray finds by itself
 
@@ -111,6 +115,7 @@ def cluster_stage(
         address = options.address or stack.enter_context(_own_node(files, children, view))
         said = stack.enter_context((files.logs / "ray-driver.log").open("w", encoding="utf-8"))
         stack.enter_context(contextlib.redirect_stdout(said))
+        stack.enter_context(contextlib.redirect_stderr(said))
         stack.enter_context(_joined(address))
         name = f"demo-{secrets.token_hex(4)}"
         view.note(f"joined the cluster at {address}; starting the service as the actor {name}, and its engines")
@@ -164,14 +169,28 @@ def _joined(address: str) -> Iterator[None]:
     """Be a driver of the cluster for as long as the block lasts."""
     import ray  # noqa: PLC0415 - takes a second
 
+    joined: Future[None] = Future()
+    threading.Thread(target=_join, args=(address, joined), name="join", daemon=True).start()
     try:
-        connect(address)
+        joined.result(JOIN_S)
+    except TimeoutError as error:
+        raise ClusterFailed(f"cannot join the cluster at {address}: no answer within {JOIN_S:g} s") from error
     except Exception as error:
         raise ClusterFailed(f"cannot join the cluster at {address}: {first_line(error)}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _join(address: str, joined: Future[None]) -> None:
+    """Join, in a thread that nobody waits for: Ray goes on trying for as long as something else listens there."""
+    try:
+        connect(address)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, whoever waits is told
+        joined.set_exception(error)
+    else:
+        joined.set_result(None)
 
 
 @contextlib.contextmanager
