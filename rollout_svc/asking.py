@@ -17,6 +17,7 @@ from rollout_svc.config import Config
 from rollout_svc.engines import HttpTransport, Transport
 from rollout_svc.errors import Problem, WorkerFailure
 from rollout_svc.launching import taken_addresses
+from rollout_svc.launching.cluster.survey import survey
 from rollout_svc.plan import Plan
 from rollout_svc.preflight import Answer, complaints, doubts
 from rollout_svc.workers.control import Control
@@ -71,18 +72,24 @@ async def _ask(worker: Worker, transport: Transport) -> Answer:
 
 
 async def preflight(config: Config, plan: Plan) -> dict[str, Any]:
-    """Ask everybody, and make the record of it: `workers`, `plan`, `warnings`, `problems` and whether all is `ok`."""
+    """Ask everybody, and make the record of it: `workers`, `cluster`, `plan`, `warnings`, `problems`, and if `ok`."""
     async with HttpTransport() as transport:
         answers = await ask_engines(config, transport)
+    found = await survey(config)
     problems = [*complaints(config, answers), *await asyncio.to_thread(taken_addresses, config)]
+    unsure = doubts(config, answers)
+    if found is not None:
+        problems += found.problems
+        unsure = [*unsure, *found.doubts]
     return {
         "ok": not problems,
         "workers": [
             _record(worker_id, settings.url, plan.limit_of(worker_id), answers.get(worker_id))
             for worker_id, settings in zip(worker_ids(config), config.workers, strict=True)
         ],
+        "cluster": None if found is None else found.record,
         "plan": plan.as_json(),
-        "warnings": _lines(doubts(config, answers)),
+        "warnings": _lines(unsure),
         "problems": _lines(problems),
     }
 

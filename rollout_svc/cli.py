@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -63,12 +64,18 @@ def demo(
     lr: Annotated[float | None, typer.Option(help="Learning rate; 0 learns nothing.")] = None,
     out: Annotated[Path, typer.Option(help="Where summary.json and reward.png go.")] = Path("demo-out"),
     model: Annotated[str, typer.Option(help="Policy: tiny, or tiny-moe, whose routing is replayed.")] = "tiny",
+    cluster: Annotated[str | None, typer.Option(help="ray: service and engines on a Ray cluster.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="With --cluster: one to join, HOST:PORT or auto; default: RAY_ADDRESS, or its own."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the whole loop on this machine: engines, service, and a trainer that learns."""
+    """Run the whole loop: engines, service, and a trainer that learns; on this machine, or with --cluster on Ray."""
     from rollout_svc.demo import DemoOptions, run_demo  # noqa: PLC0415 - torch, which no other command needs
 
-    given: dict[str, Any] = {"seed": seed, "out": out, "json": as_json, "model": model}
+    given: dict[str, Any] = {"seed": seed, "out": out, "json": as_json, "model": model, "cluster": cluster}
+    given["address"] = address or (os.environ.get("RAY_ADDRESS") if cluster else None) or None
     given |= {key: value for key, value in (("steps", steps), ("lr", lr)) if value is not None}
     raise typer.Exit(run_demo(DemoOptions(**given)))
 

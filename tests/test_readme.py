@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 if not (ROOT / "README.md").is_file():
     pytest.skip("the README is not part of what is installed", allow_module_level=True)
 
-EXAMPLES = ("train_disk.py", "train_external.py", "train_publish.py")
+EXAMPLES = ("train_disk.py", "train_external.py", "train_publish.py", "ray_job.py")
 MAX_LOOP_LINES = 40
 
 

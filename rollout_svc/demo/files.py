@@ -16,7 +16,7 @@ import yaml
 from rollout_svc.demo.task import write_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rollout_svc.demo.options import DemoOptions
@@ -62,6 +62,11 @@ class RunFiles:
         """The weights of a version."""
         return self.out / "weights" / f"step-{version:04d}.safetensors"
 
+    @property
+    def first_weights(self) -> Path:
+        """The weights that engines start with, also one that is started again."""
+        return self.out / "weights" / "first.safetensors"
+
     def prepare(self, options: DemoOptions) -> None:
         """Make the directory, and write what does not depend on the engines' addresses.
 
@@ -83,20 +88,28 @@ class RunFiles:
         self.weights(version - _KEPT_WEIGHTS).unlink(missing_ok=True)
         return path
 
-    def write_config(self, options: DemoOptions, engine_urls: Sequence[str]) -> None:
+    def save_first_weights(self, model: TinyTransformer) -> None:
+        """Write the weights that training begins with; they stay."""
+        from rollout_svc.embedded.model import save_weights  # noqa: PLC0415  loads torch
+
+        save_weights(model, self.first_weights)
+
+    def write_config(self, options: DemoOptions, workers: Sequence[Mapping[str, Any]]) -> None:
         """Write the service's configuration."""
-        config = service_config(options, engine_urls, str(self.tokenizer.resolve()))
+        config = service_config(options, workers, str(self.tokenizer.resolve()))
         text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120)
         self.config.write_text(f"# Written by the demo for this run.\n{text}", encoding="utf-8")
 
 
-def service_config(options: DemoOptions, engine_urls: Sequence[str], tokenizer: str) -> dict[str, Any]:
+def service_config(options: DemoOptions, workers: Sequence[Mapping[str, Any]], tokenizer: str) -> dict[str, Any]:
     """Return the configuration of the demo's service; paths of prompts are relative to it."""
+    cluster = {"cluster": "ray"} if options.cluster else {}
     experts = {"experts": _experts(options)} if options.has_experts else {}
     return {
+        **cluster,
         "service": {"host": "127.0.0.1", "port": 0},
         "tokenizer": {"path": tokenizer},
-        "workers": [{"url": url, "dialect": "sglang", "max_batch": MAX_BATCH} for url in engine_urls],
+        "workers": [{**worker, "max_batch": MAX_BATCH} for worker in workers],
         "start_timeout_s": 60,
         "request_timeout_s": 60,
         "tasks": [

@@ -67,7 +67,7 @@ def make_view(*, json: bool) -> View:
     if json:
         return PlainView(sys.stderr, summary=sys.stdout)
     if sys.stdout.isatty():
-        return LiveView(Console())
+        return LiveView(Console(file=sys.stdout))  # whatever standard output becomes meanwhile
     return PlainView(sys.stdout)
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from rollout_svc.demo.live import View
     from rollout_svc.demo.options import DemoOptions
     from rollout_svc.demo.records import History
+    from rollout_svc.demo.stage import Stage
     from rollout_svc.demo.task import SortTask
     from rollout_svc.embedded.model import TinyTransformer
-    from rollout_svc.rpc.client import SyncRolloutClient
 
 __all__ = ["DemoLoop", "answer_prompts", "step_record"]
 
@@ -53,7 +53,7 @@ SHOWN_SEED: Final = 1_000_003
 class DemoLoop:
     """One run of the trainer against a running service."""
 
-    client: SyncRolloutClient
+    client: Stage
     trainer: GrpoTrainer
     options: DemoOptions
     files: RunFiles

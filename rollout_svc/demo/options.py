@@ -15,8 +15,10 @@ from typing import Final
 from rollout_svc.demo.task import SortTask
 from rollout_svc.errors import Problem
 
-__all__ = ["MODELS", "MOE", "DemoOptions"]
+__all__ = ["CLUSTERS", "MODELS", "MOE", "DemoOptions"]
 
+CLUSTERS: Final = ("ray",)
+"""Kinds of clusters that a run can be on."""
 MOE: Final = "tiny-moe"
 """The model with experts."""
 MODELS: Final = ("tiny", MOE)
@@ -35,6 +37,8 @@ class DemoOptions:
         json: Write the summary as JSON to standard output, and nothing else there.
         task: The size of the task.
         model: Name of the policy's preset. With experts, the routing that engines report is replayed in training.
+        cluster: Kind of the cluster that service and engines run on; None: they are processes on this machine.
+        address: Of the cluster to join; None: one of its own is started.
     """
 
     steps: int = 400
@@ -44,6 +48,8 @@ class DemoOptions:
     json: bool = False
     task: SortTask = field(default_factory=SortTask)
     model: str = "tiny"
+    cluster: str | None = None
+    address: str | None = None
 
     @property
     def has_experts(self) -> bool:
@@ -61,4 +67,8 @@ class DemoOptions:
             found.append(Problem("--lr", f"a finite number of at least 0, got {self.lr}"))
         if self.model not in MODELS:
             found.append(Problem("--model", f"one of {', '.join(MODELS)}, got {self.model}"))
+        if self.cluster is not None and self.cluster not in CLUSTERS:
+            found.append(Problem("--cluster", f"one of {', '.join(CLUSTERS)}, got {self.cluster}"))
+        if self.address is not None and self.cluster is None:
+            found.append(Problem("--address", "is of a cluster: give --cluster ray as well"))
         return found

@@ -13,16 +13,14 @@ import contextlib
 import signal
 import sys
 import threading
-import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rollout_svc.demo.files import RunFiles
 from rollout_svc.demo.live import make_view
-from rollout_svc.demo.processes import READY_POLL_S, Child, ChildFailed, Children
+from rollout_svc.demo.processes import Children
 from rollout_svc.demo.records import History
 from rollout_svc.demo.report import write_picture, write_summary
-from rollout_svc.errors import RolloutError
-from rollout_svc.rpc.client import SyncRolloutClient
+from rollout_svc.errors import Problem, RolloutError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,18 +28,15 @@ if TYPE_CHECKING:
     from rollout_svc.demo.grpo import GrpoTrainer
     from rollout_svc.demo.live import View
     from rollout_svc.demo.options import DemoOptions
+    from rollout_svc.demo.stage import OpenStage
 
 __all__ = ["run_demo"]
 
-ENGINES: Final = 2
-"""Built-in engines of the fleet."""
-START_TIMEOUT_S: Final = 90.0
-"""For engines, then for the service: importing torch takes seconds, more on a busy machine."""
 DONE, FAILED, USAGE = 0, 1, 2
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run the whole loop on this machine.
+    """Run the whole loop, on this machine or with service and engines on a Ray cluster.
 
     Args:
         options: What is asked for.
@@ -49,7 +44,7 @@ def run_demo(options: DemoOptions) -> int:
     Returns:
         The exit code: 0 the policy learned, 1 it did not, or something failed, 2 bad options.
     """
-    problems = [str(problem) for problem in options.problems()]
+    problems = [str(problem) for problem in options.problems() or _cluster_problems(options)]
     files = RunFiles(options.out)
     if not problems:
         try:
@@ -79,18 +74,35 @@ def _run(options: DemoOptions, files: RunFiles, history: History, view: View) ->
 
     trainer = _trainer(options)
     with Children(files.logs) as children:
-        service = _start(options, files, trainer, children, view)
-        with SyncRolloutClient(service.url) as client:
-            try:
-                _wait_running(client, children)
-                DemoLoop(client, trainer, options, files, history, view, children.check).run()
-            except RolloutError:
-                children.check()  # a child that died is the better explanation
-                raise
-        view.note("stopping the service and the engines")
+        try:
+            with _opener(options)(options, files, trainer, children, view) as stage:
+                DemoLoop(stage, trainer, options, files, history, view, children.check).run()
+                view.note("stopping the service and the engines")
+        except RolloutError:
+            children.check()  # a child that died is the better explanation
+            raise
     written = [write_summary(history, options.out), write_picture(history, options.out)]
     view.finish(history, written)
     return DONE if history.has_learned else FAILED
+
+
+def _cluster_problems(options: DemoOptions) -> list[Problem]:
+    if options.cluster is None:
+        return []
+    from rollout_svc.demo.cluster import cluster_problems  # noqa: PLC0415
+
+    return cluster_problems(options)
+
+
+def _opener(options: DemoOptions) -> OpenStage:
+    """Choose where service and engines run."""
+    if options.cluster is None:
+        from rollout_svc.demo.machine import machine_stage  # noqa: PLC0415
+
+        return machine_stage
+    from rollout_svc.demo.cluster import cluster_stage  # noqa: PLC0415
+
+    return cluster_stage
 
 
 def _trainer(options: DemoOptions) -> GrpoTrainer:
@@ -103,40 +115,6 @@ def _trainer(options: DemoOptions) -> GrpoTrainer:
     torch.set_num_threads(1)
     model = build(preset(options.model, vocab_size=len(VOCABULARY), context=options.task.context), options.seed)
     return GrpoTrainer(model, GrpoOptions(lr=options.lr))
-
-
-def _start(options: DemoOptions, files: RunFiles, trainer: GrpoTrainer, children: Children, view: View) -> Child:
-    """Start the engines, then the service that uses them; returns the service."""
-    weights = files.save_weights(trainer.model, 0)
-    view.note(f"starting {ENGINES} engines and the service; their logs are in {files.logs}")
-    engines = [
-        children.start(
-            f"engine-{index}",
-            "engine",
-            "rollout_svc",
-            [
-                *("engine", "--port", "0", "--model", options.model, "--seed", str(options.seed * ENGINES + index)),
-                *("--tokenizer", str(files.tokenizer), "--context", str(options.task.context)),
-                *("--weights", str(weights)),
-            ],
-        )
-        for index in range(ENGINES)
-    ]
-    children.wait_ready(engines, START_TIMEOUT_S, view.note)
-    files.write_config(options, [engine.url for engine in engines])
-    service = children.start("service", "service", "rollout_svc", ["serve", "--config", str(files.config)])
-    children.wait_ready([service], START_TIMEOUT_S, view.note)
-    return service
-
-
-def _wait_running(client: SyncRolloutClient, children: Children) -> None:
-    """Wait until the service has reached its engines."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not client.ready():
-        children.check()
-        if time.monotonic() >= deadline:
-            raise ChildFailed(f"the service has not reached its engines after {START_TIMEOUT_S:g} s")
-        time.sleep(READY_POLL_S)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,9 @@ def show_preflight(report: dict[str, Any]) -> None:
     else:
         for worker in report["workers"]:
             _print(console, _line(worker))
+    if report["cluster"] is not None:
+        for line in _of_cluster(report["cluster"]):
+            _print(console, line)
     plan = {key: value for key, value in report["plan"].items() if key != "warnings"}
     _print(console, "plan: " + "  ".join(f"{key} {value}" for key, value in plan.items()))
     for warning in report["plan"]["warnings"]:
@@ -73,6 +76,19 @@ def _line(worker: dict[str, Any]) -> str:
         return f"{head} limit={worker['limit']} failure={worker['failure']!r}"
     told = " ".join(f"{key}={_said(worker, key)}" for key in (*_COLUMNS.values(), "tokenizer"))
     return f"{head} {told} limit={worker['limit']} can={_can(worker)}"
+
+
+def _of_cluster(cluster: dict[str, Any]) -> list[str]:
+    """A line for the cluster and what the engines want there, and one for each of its nodes."""
+    wanted = f"engines want {_amounts(cluster['wanted'])}, strategy {cluster['strategy']}"
+    if cluster["failure"] is not None:
+        return [f"cluster {cluster['address']}: no answer; {wanted}"]
+    head = f"cluster {cluster['address']}: {len(cluster['nodes'])} nodes, free {_amounts(cluster['free'])}; {wanted}"
+    return [head, *(f"node {node['address']}: {_amounts(node['total'])}" for node in cluster["nodes"])]
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items()) or "nothing"
 
 
 def _said(worker: dict[str, Any], key: str) -> str:

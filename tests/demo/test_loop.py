@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from rollout_svc.config import Config
 from rollout_svc.demo import DemoOptions, run_demo
+from rollout_svc.demo.cluster import launched
 from rollout_svc.demo.files import RunFiles, service_config
 from rollout_svc.demo.grpo import GrpoOptions, GrpoTrainer
 from rollout_svc.demo.live import PlainView
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TASK = SortTask(length=2, max_tokens=3)
+WORKERS = [{"url": f"http://127.0.0.1:{port}", "dialect": "sglang"} for port in (1, 2)]
 ACCOUNT = {"admitted": 1, "consumed": 1}
 
 
@@ -211,9 +214,9 @@ def test_the_services_configuration_is_valid(tmp_path: Path) -> None:
     options = DemoOptions(out=tmp_path)
     files = RunFiles(tmp_path)
     files.prepare(options)
-    files.write_config(options, ["http://127.0.0.1:1", "http://127.0.0.1:2"])
+    files.write_config(options, WORKERS)
     written = yaml.safe_load(files.config.read_text())
-    assert written == service_config(options, ["http://127.0.0.1:1", "http://127.0.0.1:2"], str(files.tokenizer))
+    assert written == service_config(options, WORKERS, str(files.tokenizer))
     config = Config.model_validate(written)
     assert config.trainer.max_staleness == 2
     assert len(config.workers) == 2
@@ -222,11 +225,11 @@ def test_the_services_configuration_is_valid(tmp_path: Path) -> None:
 
 def test_a_mixture_of_experts_is_asked_for_its_routing(tmp_path: Path) -> None:
     """What the service is told of the experts is what the engine says of them."""
-    written = service_config(DemoOptions(out=tmp_path, model="tiny-moe"), ["http://127.0.0.1:1"], str(tmp_path))
+    written = service_config(DemoOptions(out=tmp_path, model="tiny-moe"), WORKERS[:1], str(tmp_path))
     experts = Config.model_validate(written).experts
     assert (experts.enabled, experts.num_experts, experts.top_k, experts.layers) == (True, 8, 2, 3)
     assert experts.moe_layers == (1, 2)
-    assert "experts" not in service_config(DemoOptions(out=tmp_path), ["http://127.0.0.1:1"], str(tmp_path))
+    assert "experts" not in service_config(DemoOptions(out=tmp_path), WORKERS[:1], str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,11 @@ def test_a_mixture_of_experts_is_asked_for_its_routing(tmp_path: Path) -> None:
         ({"lr": float("nan")}, "--lr"),
         ({"seed": -1}, "--seed"),
         ({"model": "huge"}, "--model"),
+        ({"cluster": "slurm"}, "--cluster"),
+        ({"address": "127.0.0.1:6379"}, "--address"),
+        ({"cluster": "ray", "address": "127.0.0.1:9"}, "--address: nobody listens at 127.0.0.1:9"),
+        ({"cluster": "ray", "address": "ray://127.0.0.1:10001"}, "--address: ray://127.0.0.1:10001 is of Ray's client"),
+        ({"cluster": "ray", "address": "head"}, "--address: expected HOST:PORT, or auto"),
     ],
 )
 def test_bad_options_are_one_line_and_start_nothing(
@@ -248,6 +256,33 @@ def test_bad_options_are_one_line_and_start_nothing(
     assert error.startswith(flag)
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_without_ray_is_bad_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Ray is not installed, it says so, in one line."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert run_demo(DemoOptions(out=tmp_path / "out", cluster="ray")) == 2
+    assert capsys.readouterr().err == "--cluster: Ray is not installed: pip install ray\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_engines_on_a_cluster_begin_with_weights_that_stay(tmp_path: Path) -> None:
+    """The service launches them, and one that is started again finds what it was started with."""
+    options = DemoOptions(out=tmp_path, cluster="ray")
+    files = RunFiles(tmp_path)
+    files.prepare(options)
+    config = Config.model_validate(service_config(options, [launched(options, files, 0)], str(tmp_path)))
+    launch = config.workers[0].launch
+    assert (config.cluster is not None, launch is not None) == (True, True)
+    assert launch is not None
+    assert str(files.first_weights.resolve()) in launch.command_at(1, "127.0.0.2")
+    model = build(preset("tiny", vocab_size=32, context=TASK.context), 0)
+    files.save_first_weights(model)
+    for version in range(5):
+        files.save_weights(model, version)
+    assert files.first_weights.is_file()
 
 
 def test_a_directory_that_cannot_be_written_is_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

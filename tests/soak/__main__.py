@@ -171,7 +171,9 @@ def _led_by(leash: int) -> int:
 
 def _write_config(files: RunFiles, options: DemoOptions, urls: Sequence[str]) -> None:
     """The demo's service, with small batches, and room for requests that are under way when a pause comes."""
-    config = service_config(options, urls, str(files.tokenizer.resolve()))
+    config = service_config(
+        options, [{"url": url, "dialect": "sglang"} for url in urls], str(files.tokenizer.resolve())
+    )
     config["trainer"] |= {"train_batch_size": GROUPS, "prompt_repeat_k": GROUP_SIZE, "max_staleness": 4}
     config["memory"] = {"debug": True}
     files.config.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
