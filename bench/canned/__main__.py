@@ -40,7 +40,7 @@ async def _serve(args: argparse.Namespace) -> None:
     for number in range(args.engines):
         engine = _engine(args, number)
         port = 0 if args.port == 0 else args.port + number
-        server = await loop.create_server(lambda engine=engine: Connection(engine), "127.0.0.1", port, backlog=BACKLOG)
+        server = await loop.create_server(lambda engine=engine: Connection(engine), args.host, port, backlog=BACKLOG)
         ports.append(server.sockets[0].getsockname()[1])
     gc.freeze()
     parent = os.getppid()
@@ -53,6 +53,7 @@ def main() -> None:
     """Run until ended, or until the parent ends."""
     parser = argparse.ArgumentParser(prog="bench.canned", description="An engine process that answers canned bodies.")
     parser.add_argument("--dialect", choices=DIALECTS, default="sglang")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
     parser.add_argument("--port", type=int, default=0, help="of the first engine; 0: any free one for each")
     parser.add_argument("--engines", type=int, default=1, help="engines in this process, each at a port of its own")
     parser.add_argument("--delay", type=float, default=0.3, help="mean time from arrival to answer, seconds")
