@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import random
+from typing import Any
 
 from bench.canned import lmdeploy, sglang, vllm
 from bench.canned.bodies import Bodies
@@ -23,8 +24,16 @@ DIALECTS = {"sglang": sglang, "vllm": vllm, "lmdeploy": lmdeploy}
 
 def _engine(args: argparse.Namespace, number: int) -> Engine:
     dialect = DIALECTS[args.dialect]
+
+    def answer(ids: list[int], logprobs: list[float], finish: str, label: str) -> dict[str, Any]:
+        found = dialect.answer(ids, logprobs, finish, label)
+        return found | {"meta_info": found["meta_info"] | {"routed_experts": args.routed_experts}}
+
     bodies = Bodies(
-        dialect.answer, response_tokens=args.response_tokens, vocab=args.vocab, weight_version=args.weight_version
+        dialect.answer if args.routed_experts is None else answer,
+        response_tokens=args.response_tokens,
+        vocab=args.vocab,
+        weight_version=args.weight_version,
     )
     rng = random.Random(args.seed + number)
     duration_s = None if args.hold else durations(args.spread, args.delay, rng)
@@ -63,6 +72,9 @@ def main() -> None:
     parser.add_argument("--response-tokens", type=int, default=256)
     parser.add_argument("--partial-tokens", type=int, default=128, help="ids in the answer of an aborted request")
     parser.add_argument("--vocab", type=int, default=32000, help="ids are below this")
+    parser.add_argument(
+        "--routed-experts", metavar="KEY", help="what each answer says of them, in lmdeploy's and sglang's"
+    )
     parser.add_argument("--weight-version", default="default")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(parser.parse_args()))

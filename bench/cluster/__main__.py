@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bench.cluster import spending
+from bench.cluster.byref import byref
 from bench.cluster.nodes import started
 from bench.process import raise_open_files
 from bench.report import Missing, Point, print_report, progress
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from bench.cluster.nodes import Nodes
 
 ROUNDS = 5
-CASES: dict[str, Callable[[Nodes, int], Point | Missing]] = {"actor": spending.actor}
+CASES: dict[str, Callable[[Nodes, int], Point | Missing]] = {"actor": spending.actor, "byref": byref}
 
 
 def main() -> int:

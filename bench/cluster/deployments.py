@@ -46,12 +46,12 @@ class Deployment(Protocol):
         """Have it go on."""
 
 
-def canned(*flags: object, on_ray: bool) -> dict[str, Any]:
-    """Make a worker: an engine process that answers canned bodies."""
-    launch: dict[str, Any] = {"command": [*_COMMAND, *map(str, flags)]}
+def canned(*flags: object, on_ray: bool, dialect: str = "sglang") -> dict[str, Any]:
+    """Make a worker: an engine process that answers canned bodies; `flags` are further ones of `bench.canned`."""
+    launch: dict[str, Any] = {"command": [*_COMMAND, "--dialect", dialect, *map(str, flags)]}
     if on_ray:
         launch["resources"] = {"CPU": 0.1, "seat": 1}
-    return {"launch": launch, "dialect": "sglang"}
+    return {"launch": launch, "dialect": dialect}
 
 
 def config(workers: list[dict[str, Any]], in_flight: int, max_tokens: int = 256, shards: int = 1) -> dict[str, Any]:
@@ -96,22 +96,24 @@ class OnRay:
         name: of its actor.
 
     Attributes:
-        pids: of its processes, by class; known once it runs.
+        handle: of the service; there once it runs.
+        pids: of its processes, with the class of each; there once it runs.
     """
 
     def __init__(self, nodes: Nodes, config: dict[str, Any], name: str) -> None:
         self._nodes = nodes
         self._config = config
         self._name = name
-        self._handle: Any = None
+        self.handle: Any = None
         self.pids: dict[int, str] = {}
+        self._unacked: list[str] = []
 
     def __enter__(self) -> Self:
         import rollout_svc.ray  # noqa: PLC0415 - Ray, only for the cases that have a cluster
 
         before = self._nodes.actors()
         options = {"resources": {"head": 1}, "num_cpus": 1}
-        self._handle = rollout_svc.ray.start(self._config, name=self._name, **options)
+        self.handle = rollout_svc.ray.start(self._config, name=self._name, **options)
         found = self._nodes.actors()
         self.pids = {pid: kind for pid, kind in found.items() if pid not in before and kind != _ENGINE_CLASS}
         return self
@@ -121,8 +123,8 @@ class OnRay:
     ) -> None:
         import rollout_svc.ray  # noqa: PLC0415 - as above
 
-        if self._handle is not None:
-            rollout_svc.ray.stop(self._handle)
+        if self.handle is not None:
+            rollout_svc.ray.stop(self.handle)
 
     @property
     def cpu_s(self) -> float:
@@ -131,8 +133,18 @@ class OnRay:
 
     def take(self, groups: int) -> int:
         """See `Deployment`."""
-        batch = self._ask("take_batch", step=0, groups=groups, timeout_s=60.0)
+        _, batch = self.lease(groups)
         return len(batch["groups"])
+
+    def lease(self, groups: int) -> tuple[Any, Any]:
+        """Take a batch, and acknowledge the one before with it; returns Ray's reference to it, and the batch."""
+        import ray  # noqa: PLC0415 - as above
+
+        asked = {"step": 0, "groups": groups, "timeout_s": 60.0, "ack": self._unacked}
+        reference = self.handle.take_batch.remote(**asked)
+        batch = ray.get(reference, timeout=CALL_TIMEOUT_S)
+        self._unacked = [batch["batch_id"]]  # it is the same step again and again: no handle knows it for done
+        return reference, batch
 
     def status(self) -> dict[str, Any]:
         """See `Deployment`."""
@@ -151,4 +163,4 @@ class OnRay:
     def _ask(self, call: str, **asked: Any) -> Any:
         import ray  # noqa: PLC0415 - as above
 
-        return ray.get(getattr(self._handle, call).remote(**asked), timeout=CALL_TIMEOUT_S)
+        return ray.get(getattr(self.handle, call).remote(**asked), timeout=CALL_TIMEOUT_S)
