@@ -26,7 +26,7 @@ def _engine(args: argparse.Namespace, number: int) -> Engine:
     dialect = DIALECTS[args.dialect]
 
     def answer(ids: list[int], logprobs: list[float], finish: str, label: str) -> dict[str, Any]:
-        found = dialect.answer(ids, logprobs, finish, label)
+        found: dict[str, Any] = dialect.answer(ids, logprobs, finish, label)
         return found | {"meta_info": found["meta_info"] | {"routed_experts": args.routed_experts}}
 
     bodies = Bodies(

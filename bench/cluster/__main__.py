@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from bench.cluster import spending
 from bench.cluster.byref import byref
 from bench.cluster.nodes import started
+from bench.cluster.stopping import BOUND, pause4
 from bench.process import raise_open_files
 from bench.report import Missing, Point, print_report, progress
+from rollout_svc.config import ProducerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +20,19 @@ if TYPE_CHECKING:
     from bench.cluster.nodes import Nodes
 
 ROUNDS = 5
-CASES: dict[str, Callable[[Nodes, int], Point | Missing]] = {"actor": spending.actor, "byref": byref}
+SHARDED = {"shards4": spending.SHARDS_BOUND, "pause4": BOUND}
+"""Bounds of the cases that want shards."""
+CASES: dict[str, Callable[[Nodes, int], Point | Missing]] = {
+    "actor": spending.actor,
+    "shards4": spending.shards4,
+    "pause4": pause4,
+    "byref": byref,
+}
+
+
+def can_be_sharded() -> bool:
+    """Whether the settings know shards."""
+    return "shards" in ProducerConfig.model_fields
 
 
 def main() -> int:
@@ -29,10 +43,14 @@ def main() -> int:
     options = parser.parse_args()
     raise_open_files()
     points: list[Point | Missing] = []
-    with started(spending.ENGINES) as nodes:
+    with started(spending.ENGINES + 1) as nodes:
         for name, case in CASES.items():
-            if options.only is None or name in options.only:
-                progress(f"{name}: begins")
+            if options.only is not None and name not in options.only:
+                continue
+            progress(f"{name}: begins")
+            if name in SHARDED and not can_be_sharded():
+                points.append(Missing(name, "a service has no shards yet: there is no producer.shards", SHARDED[name]))
+            else:
                 points.append(case(nodes, options.rounds))
     return 0 if print_report("cluster", points) else 1
 

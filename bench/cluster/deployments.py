@@ -15,6 +15,7 @@ from bench.process import cpu_time_s
 from bench.served import Process, settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from bench.cluster.nodes import Nodes
@@ -54,13 +55,30 @@ def canned(*flags: object, on_ray: bool, dialect: str = "sglang") -> dict[str, A
     return {"launch": launch, "dialect": dialect}
 
 
-def config(workers: list[dict[str, Any]], in_flight: int, max_tokens: int = 256, shards: int = 1) -> dict[str, Any]:
-    """Make the settings of a service with `in_flight` requests at each of its workers."""
+def config(
+    workers: list[dict[str, Any]],
+    in_flight: int,
+    max_tokens: int = 256,
+    *,
+    shards: int = 1,
+    journal: Path | None = None,
+) -> dict[str, Any]:
+    """Make the settings of a service with `in_flight` requests at each of its workers.
+
+    Args:
+        workers: as `canned` makes them.
+        in_flight: requests under way at each.
+        max_tokens: of one answer.
+        shards: of the service; more than one want a journal.
+        journal: a file for `buffer.path`; None: in memory.
+    """
     found = settings(workers, in_flight, max_tokens)
     if any("resources" in worker["launch"] for worker in workers):
         found["cluster"] = {"kind": "ray", "strategy": "spread"}
     if shards > 1:
         found["producer"]["shards"] = shards
+    if journal is not None:
+        found["buffer"] = {"path": str(journal)}
     return found
 
 

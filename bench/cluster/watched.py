@@ -13,7 +13,7 @@ import struct
 import threading
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rollout_svc.tensors.ray_store import InRay, RayStore
 from rollout_svc.tensors.store import InMemory, MemoryStore
@@ -24,8 +24,16 @@ if TYPE_CHECKING:
 
     from rollout_svc.judging import JudgedSample
 
-__all__ = ["Counts", "Judge", "read_counts"]
+__all__ = ["WATCHED", "Counts", "Judge", "read_counts"]
 
+WATCHED: Final[tuple[tuple[Any, str], ...]] = (
+    (InRay, "view"),
+    (InMemory, "view"),
+    (RayStore, "put"),
+    (MemoryStore, "put"),
+    (experts, "decode"),
+)
+"""Where bytes are got at; each returns something that knows how many."""
 _FORM = struct.Struct("<QQ")
 
 
@@ -62,9 +70,8 @@ class Judge:
             self._shown = mmap.mmap(file.fileno(), _FORM.size)
         self._counts = [0, 0]
         self._lock = threading.Lock()
-        for where, name in ((InRay, "view"), (InMemory, "view"), (RayStore, "put"), (MemoryStore, "put")):
+        for where, name in WATCHED:
             setattr(where, name, self._watching(getattr(where, name)))
-        experts.decode = self._watching(experts.decode)  # type: ignore[attr-defined]
 
     def judge(self, sample: JudgedSample) -> float:
         """Say 1.0."""
