@@ -6,6 +6,7 @@ for it: every answer parsed, recorded, handed back, and every engine's own count
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -49,11 +50,14 @@ def pause(ours: OnRay) -> float:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{running} of {wanted} requests are under way")
         time.sleep(POLL_S)
-    start = time.perf_counter()
+    cpu_s, start = ours.cpu_s, time.perf_counter()
     report = ours.pause()
     elapsed_s = time.perf_counter() - start
     stopped = sum(worker["answered"] for worker in report["workers"].values())
     if not report["clean"] or stopped != wanted:
         raise RuntimeError(f"not a clean pause of {wanted}: {report}")
-    progress(f"pause4: {wanted} in flight at {len(urls)}: {1000 * elapsed_s:.0f} ms")
+    progress(
+        f"pause4: {wanted} in flight at {len(urls)}: {1000 * elapsed_s:.0f} ms; the service used "
+        f"{1000 * (ours.cpu_s - cpu_s):.0f} ms of CPU, on {len(os.sched_getaffinity(0))} processors"
+    )
     return elapsed_s
