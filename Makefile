@@ -52,7 +52,7 @@ mutants-quick: $(VENV)/.installed ## The same with each mutant's recorded seed a
 fuzz: $(VENV)/.installed ## Send the control API whatever its own description allows, forbids or forgets (ARGS="--seed 7").
 	$(BIN)/python -m tests.rpc.fuzz --examples 300 $(ARGS)
 
-bench: $(VENV)/.installed ## Run every bench (about 61 minutes on 2 cores).
+bench: $(VENV)/.installed ## Run every bench (about 62 minutes on 2 cores).
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.dispatch
 	$(BIN)/python -m bench.stall
