@@ -55,7 +55,7 @@ mutants-quick: $(VENV)/.installed ## The same with each mutant's recorded seed a
 fuzz: $(VENV)/.installed ## Send the control API whatever its own description allows, forbids or forgets (ARGS="--seed 7").
 	$(BIN)/python -m tests.rpc.fuzz --examples 300 $(ARGS)
 
-bench: $(VENV)/.installed ## Run every bench (about 56 minutes on 2 cores).
+bench: $(VENV)/.installed ## Run every bench (about 62 minutes on 2 cores).
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.dispatch
 	$(BIN)/python -m bench.stall
@@ -68,6 +68,7 @@ bench: $(VENV)/.installed ## Run every bench (about 56 minutes on 2 cores).
 	$(BIN)/python -m bench.rtensor
 	$(BIN)/python -m bench.weights
 	$(BIN)/python -m bench.judges
+	$(BIN)/python -m bench.cluster
 
 # Real sockets, real processes, real time: what no test of the default suite may need. The flaps have a process of their
 # own: in one that held 4,096 calls before, memory that grows would not show.

@@ -60,13 +60,34 @@ class Point:
         }
 
 
-def report(name: str, points: Sequence[Point]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A case that could not be measured: it is in the report all the same, and not met.
+
+    Attributes:
+        case: Its name.
+        why: What was in the way.
+        bound: As a point has it.
+    """
+
+    case: str
+    why: str
+    bound: float | None = None
+    met: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the case as the report spells it, without figures."""
+        figures = {"value": None, "floor": None, "ratio": None, "bound": self.bound, "better": "lower"}
+        return {"case": self.case, **figures, "why": self.why}
+
+
+def report(name: str, points: Sequence[Point | Missing]) -> dict[str, Any]:
     """Return a bench's report: `{"name", "points", "met"}`."""
     met = bool(points) and all(point.met for point in points)
     return {"name": name, "points": [point.as_dict() for point in points], "met": met}
 
 
-def print_report(name: str, points: Sequence[Point]) -> bool:
+def print_report(name: str, points: Sequence[Point | Missing]) -> bool:
     """Print a bench's report as one line of JSON, to be the last line of its output.
 
     Returns:

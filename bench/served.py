@@ -68,46 +68,19 @@ class Caller:
         return len(body)
 
 
-class Served:
-    """A service that holds `in_flight` requests at each of its engines.
+class Process:
+    """`rollout-svc serve` as a child, for the length of a `with`.
 
     Args:
-        engine_urls: the engines, all of one dialect.
-        in_flight: requests under way at each of them; over all of them, a multiple of `group_size`.
-        max_tokens: of one answer.
-        group_size: samples of a prompt.
-        max_staleness: one more than this many times as many groups as run may be admitted and not yet consumed.
-        dialect: of the engines.
-        journal: a file for `buffer.path`; None: in memory.
+        config: its settings.
+        level: of its log.
     """
 
-    def __init__(
-        self,
-        engine_urls: Sequence[str],
-        in_flight: int,
-        max_tokens: int = 256,
-        *,
-        group_size: int = GROUP_SIZE,
-        max_staleness: int = 2,
-        dialect: str = "auto",
-        journal: Path | None = None,
-    ) -> None:
+    def __init__(self, config: dict[str, Any], level: str = "warning") -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
         path = Path(self._folder.name) / "service.yaml"
-        trainer = {
-            "train_batch_size": len(engine_urls) * in_flight // group_size,
-            "prompt_repeat_k": group_size,
-            "over_sample_threshold": 0.0,
-            "max_batch_per_worker": in_flight,
-            "allow_over_concurrency_ratio": 1.0,
-            "max_staleness": max_staleness,
-        }
-        workers = [{"url": url, "dialect": dialect} for url in engine_urls]
-        config = _config(workers, trainer, max_tokens)
-        if journal is not None:
-            config["buffer"] = {"path": str(journal)}
         path.write_text(yaml.safe_dump(config))
-        self._child = Child("rollout_svc", "serve", "--config", path, "--log-level", "warning", ready="service.ready")
+        self._child = Child("rollout_svc", "serve", "--config", path, "--log-level", level, ready="service.ready")
         self.url = ""
         self._caller: Caller | None = None
 
@@ -148,6 +121,37 @@ class Served:
     def take(self, groups: int) -> int:
         """Take one batch; see `Caller.take`."""
         return self.caller.take(groups)
+
+
+class Served(Process):
+    """A service that holds `in_flight` requests at each of its engines.
+
+    Args:
+        engine_urls: the engines, all of one dialect.
+        in_flight: requests under way at each of them; over all of them, a multiple of `group_size`.
+        max_tokens: of one answer.
+        group_size: samples of a prompt.
+        max_staleness: one more than this many times as many groups as run may be admitted and not yet consumed.
+        dialect: of the engines.
+        journal: a file for `buffer.path`; None: in memory.
+    """
+
+    def __init__(
+        self,
+        engine_urls: Sequence[str],
+        in_flight: int,
+        max_tokens: int = 256,
+        *,
+        group_size: int = GROUP_SIZE,
+        max_staleness: int = 2,
+        dialect: str = "auto",
+        journal: Path | None = None,
+    ) -> None:
+        workers = [{"url": url, "dialect": dialect} for url in engine_urls]
+        config = settings(workers, in_flight, max_tokens, group_size=group_size, max_staleness=max_staleness)
+        if journal is not None:
+            config["buffer"] = {"path": str(journal)}
+        super().__init__(config)
 
 
 class Trainer:
@@ -194,10 +198,18 @@ class Trainer:
                 return
 
 
-def _config(workers: list[dict[str, Any]], trainer: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+def settings(
+    workers: Sequence[dict[str, Any]],
+    in_flight: int,
+    max_tokens: int = 256,
+    *,
+    group_size: int = GROUP_SIZE,
+    max_staleness: int = 2,
+) -> dict[str, Any]:
+    """Make the settings of a service that holds `in_flight` requests at each worker; further arguments as `Served`."""
     return {
         "service": {"port": 0},
-        "workers": workers,
+        "workers": list(workers),
         "tasks": [
             {
                 "name": "bench",
@@ -206,6 +218,13 @@ def _config(workers: list[dict[str, Any]], trainer: dict[str, Any], max_tokens: 
                 "sampling": {"max_tokens": max_tokens},
             }
         ],
-        "trainer": trainer,
+        "trainer": {
+            "train_batch_size": len(workers) * in_flight // group_size,
+            "prompt_repeat_k": group_size,
+            "over_sample_threshold": 0.0,
+            "max_batch_per_worker": in_flight,
+            "allow_over_concurrency_ratio": 1.0,
+            "max_staleness": max_staleness,
+        },
         "producer": {"strategy": "disaggregated"},  # full at any time, whether the trainer takes or not
     }

@@ -1,0 +1,1 @@
+"""`python -m bench.cluster`: what a service on a Ray cluster costs over what it costs without."""
