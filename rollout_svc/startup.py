@@ -16,6 +16,7 @@ from rollout_svc.engines import EngineProfile
 from rollout_svc.errors import ConfigError, Problem, RolloutError, WorkerFailure
 from rollout_svc.events import EngineDoubted, EnginesLoading, EventBus
 from rollout_svc.launching import taken_addresses
+from rollout_svc.launching.cluster import cluster_problems
 from rollout_svc.newcomers import Newcomers
 from rollout_svc.preflight import complaints, doubts
 from rollout_svc.rollout.runtime import TaskRuntime
@@ -44,13 +45,13 @@ class StartTimeout(StartFailed):
 
 
 async def refuse_taken(config: Config) -> None:
-    """Refuse to start where an engine that is to be launched could not listen.
+    """Refuse to start where an engine that is to be launched could not listen, or has no cluster to run on.
 
     Raises:
-        ConfigError: its port is in use.
+        ConfigError: its port is in use; no cluster answers at the address.
     """
     if any(worker.launch is not None for worker in config.workers):
-        problems = await asyncio.to_thread(taken_addresses, config)
+        problems = [*await cluster_problems(config), *await asyncio.to_thread(taken_addresses, config)]
         if problems:
             raise ConfigError(problems)
 

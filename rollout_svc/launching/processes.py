@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
@@ -127,6 +128,7 @@ class ProcessLauncher:
     host: Final = None
     python: Final = sys.executable
     log_folder: Final = None
+    log_prefix: Final = ""
     ports: Final = AUTO_PORTS
 
     def __init__(self, *, apart: bool = False) -> None:
@@ -142,7 +144,7 @@ class ProcessLauncher:
         """Every engine's place: this machine."""
         return self
 
-    async def seat(self, _worker_id: str, _config: LaunchConfig) -> Self:
+    async def seat(self, _worker_id: str, _config: LaunchConfig, _tell: Callable[[str], object]) -> Self:
         """Give any engine the same place: this machine."""
         return self
 

@@ -40,11 +40,11 @@ class Nodes:
         self._cluster = cluster
         self._next = 5
 
-    def add(self, cpus: float = 4, **resources: float) -> Any:
-        """Add a node; returns it, with its `node_ip_address`."""
+    def add(self, cpus: float = 4, gpus: int = 0, **resources: float) -> Any:
+        """Add a node; returns it, with its `node_ip_address`. Its GPUs are so in name only."""
         address = f"127.0.1.{self._next}"
         self._next += 1
-        return self._cluster.add_node(wait=True, **_node(address, cpus, resources))
+        return self._cluster.add_node(wait=True, num_gpus=gpus, **_node(address, cpus, resources))
 
     def lose(self, node: Any) -> None:
         """End a node as a power cut does."""
