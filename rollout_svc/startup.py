@@ -125,7 +125,7 @@ def guard_fleet(config: Config, parts: Parts) -> None:
 
 def _log_of(worker: Worker) -> str:
     """Where to see how an engine gets on that we started."""
-    return "" if worker.launched is None else f" (log: {worker.launched.log})"
+    return "" if worker.launched is None else worker.launched.where
 
 
 def _told(worker: Worker) -> str:

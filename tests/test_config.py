@@ -145,6 +145,7 @@ def test_a_launched_worker_has_the_documented_keys() -> None:
         "log_dir": None,
         "restarts": 5,
         "restart_window_s": 3600,
+        "resources": None,
         "placement": None,
     }
     assert worker.launch.command_at(7) == (sys.executable, "--json", '{"a": {}}', "--at=127.0.0.1:7")

@@ -132,6 +132,8 @@ class LaunchConfig(Settings):
     def _resources_can_be_set_aside(self) -> Self:
         if self.resources is not None and not self.resources:
             raise refuse(("resources",), "are empty: leave them out for one CPU")
+        if self.resources is not None and self.placement is not None and not self.placement.owns_group:
+            raise refuse(("resources",), "are set aside in placement.group already: leave them out")
         for name, amount in (self.resources or {}).items():
             if name == "GPU" and amount > 1 and amount != int(amount):
                 raise refuse(("resources", name), f"{amount:g} cannot be set aside: a whole number, or a part of one")

@@ -146,7 +146,7 @@ class Launching:
             if kept.leaving.done():
                 return
             if self._held or worker.state is WorkerState.DRAINING:
-                self._supervisor.lost(worker, f"its process {how} (log: {kept.launched.log})")
+                self._supervisor.lost(worker, f"its process {how}{kept.launched.where}")
                 return
             wait_s = await self._ended(kept, how, process)
             async with worker.switching:  # what was done to the process that is gone is not in force any more
@@ -214,7 +214,7 @@ class Launching:
         kept.proved = kept.proved or launched.answered
         wait_s = kept.restarts.ended(asyncio.get_running_loop().time(), proved=kept.proved)
         launched.over = wait_s is None
-        reason = f"its process {how} (log: {launched.log})"
+        reason = f"its process {how}{launched.where}"
         if wait_s is not None:
             reason += f"; it is started again in {wait_s:.1f} s"
         elif kept.proved:
@@ -253,11 +253,12 @@ def _launch(config: LaunchConfig, placed: dict[str, str], seat: Seat, url: str, 
 
 
 def _log(config: LaunchConfig, seat: Seat | None, worker_id: str) -> str:
-    """Where the log goes: as configured, else where the seat keeps logs, else below this folder."""
-    own = None if seat is None or config.log_dir is not None else seat.log_folder
-    if seat is None or own is None:
-        return str(Path(config.log_folder).absolute() / f"{worker_id}.log")
-    return str(own / f"{seat.log_prefix}{worker_id}.log")
+    """Where the log goes: as configured, else where the seat keeps logs, else below this folder; empty: not known."""
+    if config.log_dir is None and seat is None:
+        return ""
+    if config.log_dir is None and seat is not None and seat.log_folder is not None:
+        return str(seat.log_folder / f"{seat.log_prefix}{worker_id}.log")
+    return str(Path(config.log_folder).absolute() / f"{worker_id}.log")
 
 
 async def _end(process: Process) -> None:

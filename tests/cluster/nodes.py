@@ -2,7 +2,8 @@
 
 - The head stays; a test that loses a node brings one, and loses that.
 - Each node holds one unit of `at-ADDRESS`, so that something can be put there.
-- A node that is lost is noticed in about two seconds: Ray itself would take a dozen.
+- A node that is lost is noticed in about two seconds: Ray itself would take a dozen. So does one that was only hung
+  notice that it is out.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _HEALTH: Final = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
+    "raylet_liveness_self_check_interval_ms": 1000,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.configs import engine, lines, service
-from tests.cluster.nodes import Nodes
+from tests.cluster.nodes import HEAD, OTHERS, Nodes
 from tests.cluster.watching import actors_alive, groups_alive, until
 from tests.support.processes import lives, read_pids
 
@@ -41,9 +42,14 @@ def with_child(pids: Path, at: str | None = None, **launch: Any) -> dict[str, An
     return worker
 
 
+def environment_of(pids: Path) -> dict[str, str]:
+    """What the engine that wrote its number there was told."""
+    return dict(line.split("=", 1) for line in Path(f"{pids}.env").read_text().splitlines() if "=" in line)
+
+
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start services, which end with the test, however it ends; nothing of them is left then."""
+    """Start services on the head, which end with the test, however it ends; nothing of them is left then."""
     import ray
 
     import rollout_svc.ray
@@ -51,7 +57,8 @@ def start() -> Iterator[Start]:
     handles: list[Any] = []
 
     def begin(config: dict[str, Any], name: str) -> Any:
-        handles.append(rollout_svc.ray.start(config, name=name))
+        where = {f"at-{HEAD}": 0.01}  # the service is on a node that stays
+        handles.append(rollout_svc.ray.start(config, name=name, resources=where))
         return handles[-1]
 
     try:
@@ -126,28 +133,42 @@ def test_a_keeper_that_is_lost_costs_a_restart(start: Start, tmp_path: Path) -> 
     assert len(groups_alive()) == 1
 
 
-def test_a_node_that_is_lost_is_left_for_another(
-    start: Start, nodes: Nodes, record_property: Callable[[str, object], None]
-) -> None:
-    """P19: out of traffic at once, and back at another address, with the weights, as soon as Ray knows."""
+@pytest.mark.parametrize("how", ["lost", "hung"])
+def test_a_node_that_is_gone_is_left_for_another(start: Start, nodes: Nodes, tmp_path: Path, how: str) -> None:
+    """P19: out of traffic at once, and back at another address, with the weights, as soon as Ray knows.
+
+    A node that hung and comes back has nothing of it any more.
+    """
     import ray
 
     kept, lost = nodes.add(spare=1.0), nodes.add(spare=1.0)
     resources = {"CPU": 0.5, "spare": 0.1}
-    handle = start(service(engine(resources=resources), cluster={"kind": "ray", "strategy": "spread"}), "moves")
+    pids = tmp_path / "pids"
+    config = service(with_child(pids, resources=resources), cluster={"kind": "ray", "strategy": "spread"})
+    handle = start(config, f"moves-{how}")
     before = first_worker(handle)["url"]
     there, other = (lost, kept) if lost.node_ip_address in before else (kept, lost)
+    ran = read_pids(pids, 2)
+    stopped: list[int] = []
     try:
-        nodes.lose(there)
+        if how == "lost":
+            nodes.lose(there)
+        else:
+            stopped = [there.all_processes["raylet"][0].process.pid, only("EngineHost").pid, ran[0]]
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
         out_s = until(lambda: first_worker(handle)["state"] != "ACTIVE", "it is out")
         back_s = until(lambda: returned(handle), "it is back", 90.0)
         assert other.node_ip_address in first_worker(handle)["url"]
-        record_property("out_of_traffic_s", round(out_s, 1))
-        record_property("back_elsewhere_s", round(out_s + back_s, 1))
+        sys.stderr.write(f"{how}: out of traffic after {out_s:.1f} s, back after {out_s + back_s:.1f} s\n")
         assert ray.get(handle.put_prompts.remote("t", lines(4)), timeout=30) == {"accepted": 4}
         assert len(ray.get(handle.take_batch.remote(0, 4, 30), timeout=40)["groups"]) == 4
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: not any(map(lives, ran)), f"the end of {ran}")
     finally:
-        nodes.lose(other)
+        for node in (there, other) if how == "hung" else (other,):
+            nodes.lose(node)
 
 
 def test_an_engine_without_room_says_what_it_waits_for(start: Start) -> None:
@@ -178,7 +199,7 @@ def test_an_engine_is_told_its_devices_and_its_cluster(start: Start, nodes: Node
     pids = tmp_path / "pids"
     try:
         handle = start(service(with_child(pids, resources={"GPU": 1})), "devices")
-        env = dict(line.split("=", 1) for line in Path(f"{pids}.env").read_text().splitlines() if "=" in line)
+        env = environment_of(pids)
         assert env["CUDA_VISIBLE_DEVICES"] in {"0", "1"}
         assert env["RAY_ADDRESS"] == nodes.address
         log = Path(first_worker(handle)["process"]["log"])
@@ -188,12 +209,79 @@ def test_an_engine_is_told_its_devices_and_its_cluster(start: Start, nodes: Node
         nodes.lose(node)
 
 
+def test_an_engine_in_a_group_of_the_trainers(start: Start, tmp_path: Path) -> None:
+    """It is on the first bundle of the list, told the list in its order, and leaves the group as it was."""
+    import ray
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    bundles = [{"CPU": 1.0, f"at-{address}": 0.1} for address in OTHERS]
+    theirs = placement_group(bundles, "STRICT_SPREAD", name="trainer")
+    pids = tmp_path / "pids"
+    try:
+        assert theirs.wait(20)
+        worker = with_child(pids)
+        worker["launch"]["placement"] = {"bundles": [2, 0], "tensor_parallel": 2, "group": "trainer", "device": "CPU"}
+        del worker["launch"]["resources"]
+        handle = start(service(worker), "guest")
+        assert f"//{OTHERS[2]}:" in first_worker(handle)["url"]
+        assert environment_of(pids)["LMDEPLOY_RAY_EXTERNAL_PG_BUNDLES"] == "2,0"
+        assert len(groups_alive()) == 1
+        ray.kill(handle.actor)
+        until(lambda: not any(map(lives, read_pids(pids, 2))), "the end of the engine")
+        assert placement_group_table(theirs)["state"] == "CREATED"
+    finally:
+        remove_placement_group(theirs)
+
+
+INSIDE = """
+import os, runpy, sys
+import ray
+with open(sys.argv[1], "a") as file:
+    file.write(ray.util.get_current_placement_group().id.hex() + " " + os.environ["LMDEPLOY_RAY_EXTERNAL_PG_BUNDLES"])
+print("served by", os.getpid())
+sys.argv = sys.argv[4:]
+runpy.run_module("rollout_svc", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_an_engine_finds_itself_in_the_trainers_group(start: Start, tmp_path: Path) -> None:
+    """One that makes workers on Ray asks Ray which group it is in: the trainer's; its words are in its log."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    theirs = placement_group([{"CPU": 1.0}], name="trainer")
+    (tmp_path / "engine.py").write_text(INSIDE)
+    try:
+        assert theirs.wait(20)
+        worker = engine()
+        command = worker["launch"]["command"]
+        worker["launch"]["command"] = ["{python}", str(tmp_path / "engine.py"), str(tmp_path / "told"), *command]
+        worker["launch"]["placement"] = {"bundles": [0], "tensor_parallel": 1, "group": "trainer", "device": "CPU"}
+        del worker["launch"]["resources"]
+        handle = start(service(worker), "inside")
+        assert (tmp_path / "told").read_text() == f"{theirs.id.hex()} 0"
+        log = Path(first_worker(handle)["process"]["log"]).read_text()
+        pid = int(log.partition("served by ")[2].split()[0])
+        assert lives(pid)
+        ray.kill(handle.actor)
+        until(lambda: not lives(pid), "the end of the engine")
+    finally:
+        remove_placement_group(theirs)
+
+
+DRIVER = """
+import json, sys, time, ray, rollout_svc.ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+rollout_svc.ray.start(json.loads(sys.argv[2]), name="driven")
+print("ready", flush=True)
+time.sleep(600)
+"""
 SERVE = """
 import asyncio, json, sys
 from rollout_svc.configfile import config_from_mapping
 from rollout_svc.service import RolloutService
 async def main():
-    service = RolloutService(config_from_mapping(json.loads(sys.argv[1])))
+    service = RolloutService(config_from_mapping(json.loads(sys.argv[2])))
     await service.start()
     await service.ready()
     print("ready", flush=True)
@@ -202,13 +290,12 @@ asyncio.run(main())
 """
 
 
-def test_nothing_is_left_of_a_plain_process_that_is_killed(nodes: Nodes, tmp_path: Path) -> None:
-    """A service in a process of its own, no actor, has engines on the cluster; kill -9 of it ends them all."""
-    import json
-
+@pytest.mark.parametrize("code", [SERVE, DRIVER], ids=["serve", "driver"])
+def test_nothing_is_left_of_a_process_that_is_killed(nodes: Nodes, tmp_path: Path, code: str) -> None:
+    """Kill -9 of a service in a process of its own, or of the driver that has one in an actor, ends everything."""
     pids = tmp_path / "pids"
-    config = service(with_child(pids), cluster={"kind": "ray", "address": nodes.address})
-    process = subprocess.Popen([sys.executable, "-c", SERVE, json.dumps(config)], stdout=subprocess.PIPE)
+    config = json.dumps(service(with_child(pids), cluster={"kind": "ray", "address": nodes.address}))
+    process = subprocess.Popen([sys.executable, "-c", code, nodes.address, config], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         with process.stdout as said:

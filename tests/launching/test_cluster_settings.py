@@ -14,6 +14,8 @@ from rollout_svc.errors import ConfigError
 from rollout_svc.launching.cluster import cluster_problems
 from tests.cluster.configs import engine, service
 
+THEIRS = {"bundles": [1, 0], "tensor_parallel": 2, "group": "trainer"}
+
 
 @pytest.mark.parametrize(
     ("changes", "path"),
@@ -28,6 +30,7 @@ from tests.cluster.configs import engine, service
         ({"workers": [engine(resources={"CPU": -1})]}, "workers.0.launch.resources.CPU"),
         ({"workers": [engine(resources={"GPU": 1.5})]}, "workers.0.launch.resources.GPU"),
         ({"workers": [engine(resources={})]}, "workers.0.launch.resources"),
+        ({"workers": [engine(placement=THEIRS)]}, "workers.0.launch.resources"),
     ],
 )
 def test_a_wrong_setting_is_named(changes: dict[str, Any], path: str) -> None:

@@ -102,7 +102,9 @@ class RayLauncher:
         await self._call(lambda: connect(self._cluster.address))
         bundle = await self._bundle(worker_id, config)
         actor, name = await self._call(lambda: self._make(worker_id, config, bundle))
-        seat = self._seats[worker_id] = RaySeat(actor, f"rollout-{name}-", lambda: self._vacate(worker_id))
+        within = (bundle.group.id.hex(), bundle.index) if in_trainers_group(config) else None
+        seat = RaySeat(actor, f"rollout-{name}-", lambda: self._vacate(worker_id), within)
+        self._seats[worker_id] = seat
         try:
             await self._placed(seat, bundle, config, tell)
         except (LaunchFailed, asyncio.CancelledError):

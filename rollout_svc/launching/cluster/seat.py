@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollout_svc.engines.ray_connection import first_line
+from rollout_svc.launching.cluster.grouped import grouped
 from rollout_svc.launching.cluster.host import Place
 from rollout_svc.launching.launch import Launch, LaunchFailed
 
@@ -86,12 +87,27 @@ class RaySeat:
         leash_pid: number of the last leash there; 0: there was none.
     """
 
-    def __init__(self, actor: Any, log_prefix: str, on_release: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        log_prefix: str,
+        on_release: Callable[[], Awaitable[None]],
+        within: tuple[str, int] | None = None,
+    ) -> None:
+        """Make a seat of an actor.
+
+        Args:
+            actor: an `EngineHost`, which may be nowhere yet.
+            log_prefix: before the name of a log there.
+            on_release: gives the place back.
+            within: id and bundle of a group of somebody else's that the engine is to find itself in.
+        """
         self.why = ""
         self.log_prefix = log_prefix
         self.leash_pid = 0
         self._actor = actor
         self._on_release = on_release
+        self._within = within
         self._lost = False
         self._place: Place | None = None
         self._process: RayProcess | None = None
@@ -156,8 +172,9 @@ class RaySeat:
             LaunchFailed: it cannot be started, or the actor is gone.
         """
         env = {"RAY_ADDRESS": self.place.cluster, **launch.env}  # else an engine that joins may find another cluster
+        command = launch.command if self._within is None else grouped(self.python, *self._within, launch.command)
         try:
-            started = self._actor.start.remote(Launch(launch.command, env, launch.log))
+            started = self._actor.start.remote(Launch(command, env, launch.log))
             pid, self.leash_pid = await result_of(started, _START_S)
         except TimeoutError:
             self._lost = True  # what it may have started ends with the actor
