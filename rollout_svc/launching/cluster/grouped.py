@@ -65,6 +65,8 @@ class Inside:
                 sys.argv = list(command)
                 runpy.run_path(command[0], run_name="__main__")
         except SystemExit as end:
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         return 0
 
