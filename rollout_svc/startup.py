@@ -16,6 +16,7 @@ from rollout_svc.engines import EngineProfile
 from rollout_svc.errors import ConfigError, Problem, RolloutError, WorkerFailure
 from rollout_svc.events import EngineDoubted, EnginesLoading, EventBus
 from rollout_svc.launching import taken_addresses
+from rollout_svc.launching.cluster import cluster_problems
 from rollout_svc.newcomers import Newcomers
 from rollout_svc.preflight import complaints, doubts
 from rollout_svc.rollout.runtime import TaskRuntime
@@ -44,16 +45,17 @@ class StartTimeout(StartFailed):
 
 
 async def refuse_taken(config: Config) -> None:
-    """Refuse to start where an engine that is to be launched could not listen, or where one loop is not enough.
+    """Refuse to start where an engine could not listen, there is no cluster to run on, or one loop is not enough.
 
     Raises:
-        ConfigError: its port is in use; or there are to be shards, and a service in process is one loop.
+        ConfigError: a port is in use; no cluster answers at the address; or there are to be shards, and a service in
+            process is one loop.
     """
     if config.producer.shards > 1:
         words = "are made by `rollout_svc.ray.start`: a service that is started like this is one event loop"
         raise ConfigError.at("producer.shards", words)
     if any(worker.launch is not None for worker in config.workers):
-        problems = await asyncio.to_thread(taken_addresses, config)
+        problems = [*await cluster_problems(config), *await asyncio.to_thread(taken_addresses, config)]
         if problems:
             raise ConfigError(problems)
 
@@ -129,7 +131,7 @@ def _silent(workers: Iterable[Worker]) -> dict[str, str]:
 
 def _log_of(worker: Worker) -> str:
     """Where to see how an engine gets on that we started."""
-    return "" if worker.launched is None else f" (log: {worker.launched.log})"
+    return "" if worker.launched is None else worker.launched.where
 
 
 def _told(worker: Worker) -> str:

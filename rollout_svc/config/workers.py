@@ -129,6 +129,17 @@ class LaunchConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _resources_can_be_set_aside(self) -> Self:
+        if self.resources is not None and not self.resources:
+            raise refuse(("resources",), "are empty: leave them out for one CPU")
+        if self.resources is not None and self.placement is not None and not self.placement.owns_group:
+            raise refuse(("resources",), "are set aside in placement.group already: leave them out")
+        for name, amount in (self.resources or {}).items():
+            if name == "GPU" and amount > 1 and amount != int(amount):
+                raise refuse(("resources", name), f"{amount:g} cannot be set aside: a whole number, or a part of one")
+        return self
+
+    @model_validator(mode="after")
     def _bundles_are_said_once(self) -> Self:
         if self.placement is not None and BUNDLES_VARIABLE in self.env:
             raise refuse(("env", BUNDLES_VARIABLE), "is made from placement.bundles: leave one of the two out")

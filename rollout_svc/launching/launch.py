@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -81,6 +81,10 @@ class Seat(Protocol):
         """Where a log goes that was given no place; None: below the folder the service runs in."""
 
     @property
+    def log_prefix(self) -> str:
+        """Before the worker's id in the name of a log there, which others share."""
+
+    @property
     def ports(self) -> Sequence[int]:
         """To choose from, where none is configured."""
 
@@ -101,8 +105,13 @@ class Launcher(Protocol):
     def here(self) -> Seat | None:
         """The place of every engine, where that is known before any is started; None: each gets one when it starts."""
 
-    async def seat(self, worker_id: str, config: LaunchConfig) -> Seat:
+    async def seat(self, worker_id: str, config: LaunchConfig, tell: Callable[[str], object]) -> Seat:
         """Give an engine a place: the one it had, or another where that one is gone.
+
+        Args:
+            worker_id: whose engine it is.
+            config: what it needs.
+            tell: is called with what is waited for, where it takes a while.
 
         Raises:
             LaunchFailed: there is none now.

@@ -1,10 +1,11 @@
 """Run a command that ends, with everything it started, when its starter does.
 
-    python -I -S leash.py STARTER REPORT COMMAND ARGUMENT...
+    python -I -S leash.py STARTER REPORT APART COMMAND ARGUMENT...
 
 The command runs in a session of its own. Standard input is the leash: the starter holds the other end of the pipe, and
-the system closes it when the starter dies, however it dies. REPORT is a descriptor for `pid N` and `exit N`, or -1:
-the latter is written when the command itself has ended, and closed when nothing is left of it.
+the system closes it when the starter dies, however it dies. REPORT is a descriptor for `leash N`, `pid N` and `exit N`,
+or -1: the last is written when the command itself has ended, and the descriptor closed when nothing is left of it.
+APART is 1 where the leash has to be the starter's grandchild.
 
 Invariants:
 
@@ -13,6 +14,8 @@ Invariants:
 - When the command has ended, however it did, what it left behind is ended too, whatever session it moved to: on Linux
   its orphans become children of this process, and this process ends only when it has none.
 - On Linux, a leash that is killed takes the command itself with it.
+- Where it is apart, whoever kills the starter and its children does not kill it: the process between the two holds
+  nothing, ends as the leash does, and is gone when the starter is; its end lets go as the starter's does.
 - It ends as the command did: with its exit code, or by its signal.
 - It imports the standard library only, for it has to start in milliseconds and to live in little memory.
 """
@@ -42,14 +45,15 @@ _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def leashed(command: Sequence[str], report: int = -1) -> list[str]:
+def leashed(command: Sequence[str], report: int = -1, *, apart: bool = False) -> list[str]:
     """Return the command line that runs `command` on a leash held by this process.
 
     Args:
         command: the program and its arguments.
-        report: a descriptor that the leash inherits, for `pid N` and `exit N`; -1: none.
+        report: a descriptor that the leash inherits, for `leash N`, `pid N` and `exit N`; -1: none.
+        apart: have the leash live through a kill of this process's children.
     """
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(report), *command]
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(report), str(int(apart)), *command]
 
 
 class _Leash:
@@ -186,10 +190,42 @@ def _end_as(code: int) -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
+def _step_apart(starter: int, report: int) -> int:
+    """Go on in a child, and stay between it and the starter in this process; returns who has to live for the child."""
+    between = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    leash = os.fork()
+    if leash == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        os.setsid()  # nobody who ends the group in between means this
+        return between
+    os.close(0)
+    if report >= 0:
+        os.close(report)
+    while True:
+        pid, status = os.waitpid(leash, os.WNOHANG)
+        if pid == leash:
+            _end_as(os.waitstatus_to_exitcode(status))
+        if os.getppid() != starter:
+            os._exit(0)
+        _next_child(_LOOK_S)
+
+
+def _next_child(wait_s: float) -> None:
+    """Wait until a child has ended, where the system can say so, and for so long at most."""
+    if hasattr(signal, "sigtimedwait"):
+        signal.sigtimedwait({signal.SIGCHLD}, wait_s)
+    else:
+        time.sleep(_POLL_S)
+
+
 def _main(arguments: list[str]) -> None:
-    starter, report, command = int(arguments[0]), int(arguments[1]), arguments[2:]
+    starter, report, apart, command = int(arguments[0]), int(arguments[1]), arguments[2] == "1", arguments[3:]
     if report >= 0:
         os.set_inheritable(report, False)
+    if apart:
+        starter = _step_apart(starter, report)
+    _report(report, f"leash {os.getpid()}")
     prctl = _prctl()
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signals = _signals()

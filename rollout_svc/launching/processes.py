@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
@@ -39,11 +40,16 @@ _TAIL_BYTES: Final = 16_384  # of a log that are looked at
 
 
 class LeashedProcess(asyncio.Protocol):
-    """A process on a leash; reads what its leash reports."""
+    """A process on a leash; reads what its leash reports.
+
+    Attributes:
+        leash_pid: number of the leash, which is there as long as anything is that the process started.
+    """
 
     def __init__(self, leash: subprocess.Popen[bytes], log: Path) -> None:
         loop = asyncio.get_running_loop()
         self.pid = 0
+        self.leash_pid = leash.pid
         self.started: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[int | None] = loop.create_future()
         self.ended: asyncio.Future[int | None] = loop.create_future()
@@ -86,6 +92,8 @@ class LeashedProcess(asyncio.Protocol):
                 self.pid = int(number)
                 if not self.started.done():
                     self.started.set_result(None)
+            elif word == b"leash":
+                self.leash_pid = int(number)
             elif word == b"exit" and not self.gone.done():
                 self.gone.set_result(int(number))
 
@@ -111,14 +119,20 @@ class LeashedProcess(asyncio.Protocol):
 
 
 class ProcessLauncher:
-    """Starts processes on leashes, each with a log: the `Launcher` of this machine, which is the `Seat` of all."""
+    """Starts processes on leashes, each with a log: the `Launcher` of this machine, which is the `Seat` of all.
+
+    Args:
+        apart: have the leashes live through a kill of this process's children.
+    """
 
     host: Final = None
     python: Final = sys.executable
     log_folder: Final = None
+    log_prefix: Final = ""
     ports: Final = AUTO_PORTS
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool = False) -> None:
+        self._apart = apart
         self._processes: set[LeashedProcess] = set()
         self._starting: set[asyncio.Future[LeashedProcess]] = set()
 
@@ -130,7 +144,7 @@ class ProcessLauncher:
         """Every engine's place: this machine."""
         return self
 
-    async def seat(self, _worker_id: str, _config: LaunchConfig) -> Self:
+    async def seat(self, _worker_id: str, _config: LaunchConfig, _tell: Callable[[str], object]) -> Self:
         """Give any engine the same place: this machine."""
         return self
 
@@ -169,7 +183,7 @@ class ProcessLauncher:
     async def _start(self, launch: Launch) -> LeashedProcess:
         loop = asyncio.get_running_loop()
         try:
-            leash, reports = await asyncio.to_thread(_spawn, launch)
+            leash, reports = await asyncio.to_thread(_spawn, launch, apart=self._apart)
         except OSError as error:
             raise LaunchFailed(f"{error.filename or launch.command[0]}: {error.strerror or error}") from error
         pipe = os.fdopen(reports, "rb", buffering=0)
@@ -205,7 +219,7 @@ def _looked_up(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     return kind, address
 
 
-def _spawn(launch: Launch) -> tuple[subprocess.Popen[bytes], int]:
+def _spawn(launch: Launch, *, apart: bool) -> tuple[subprocess.Popen[bytes], int]:
     """Start the leash, in a thread; returns it and the end of the pipe that its reports come from."""
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     reports, written = os.pipe()
@@ -214,7 +228,7 @@ def _spawn(launch: Launch) -> tuple[subprocess.Popen[bytes], int]:
             log.write(f"--- started at {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
             log.flush()
             leash = subprocess.Popen(  # noqa: S603 - the operator's own command
-                leashed(launch.command, written),
+                leashed(launch.command, written, apart=apart),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -16,7 +16,7 @@ class Launched:
     """The process behind a worker that is launched.
 
     Attributes:
-        log: the file with all it said.
+        log: the file with all it said, on the machine it runs on; empty where none is known yet.
         pid: its number; None while none runs.
         starts: how often one was started.
         answered: whether the one that was started last has said what it is.
@@ -30,6 +30,11 @@ class Launched:
     answered: bool = False
     over: bool = False
     last_words: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where to read on, for the end of a sentence; empty where there is no log yet."""
+        return f" (log: {self.log})" if self.log else ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the record of `process` in `status.workers`."""

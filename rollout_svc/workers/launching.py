@@ -133,19 +133,25 @@ class Launching:
     # -- one worker ------------------------------------------------------------------------------------------
 
     async def _keep(self, kept: _Kept) -> None:
+        try:
+            await self._keep_alive(kept)
+        finally:
+            if kept.leaving.done() or kept.launched.over:
+                await _release(kept)
+
+    async def _keep_alive(self, kept: _Kept) -> None:
         worker = kept.worker
         while True:
             process, how = await self._live(kept)
             if kept.leaving.done():
                 return
             if self._held or worker.state is WorkerState.DRAINING:
-                self._supervisor.lost(worker, f"its process {how} (log: {kept.launched.log})")
+                self._supervisor.lost(worker, f"its process {how}{kept.launched.where}")
                 return
             wait_s = await self._ended(kept, how, process)
             async with worker.switching:  # what was done to the process that is gone is not in force any more
                 worker.renewed(asyncio.get_running_loop().time())
             if wait_s is None:
-                await _release(kept)
                 return
             await asyncio.wait({kept.leaving}, timeout=wait_s)
             if process is not None:  # what it left behind may hold the device or the port
@@ -162,9 +168,8 @@ class Launching:
             placed = await environment(kept.config.placement, self._groups)
             if kept.leaving.done() or self._held:  # a cluster may take its time
                 return None, "was not started any more"
-            seat = kept.seat = await self._launcher.seat(worker.worker_id, kept.config)
-            if kept.leaving.done() or self._held:
-                await _release(kept)
+            seat = kept.seat = await self._seated(kept)
+            if seat is None or kept.leaving.done() or self._held:
                 return None, "was not started any more"
             url = self._url(kept.config, seat, worker)
             if url != worker.endpoint.url:
@@ -181,9 +186,27 @@ class Launching:
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if kept.leaving.done():
             await _end(process)
-            await _release(kept)
         launched.pid = kept.process = None
         return process, how_it_ended(process.gone.result() if process.gone.done() else None)
+
+    async def _seated(self, kept: _Kept) -> Seat | None:
+        """Get a place, which may take as long as the start; None where the worker was removed meanwhile."""
+        worker = kept.worker
+
+        def tell(words: str) -> None:
+            if worker.absent and not kept.leaving.done():
+                worker.reason = words
+
+        asking = asyncio.ensure_future(self._launcher.seat(worker.worker_id, kept.config, tell))
+        waited: set[asyncio.Future[Any]] = {asking, kept.leaving}
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not asking.done():
+                asking.cancel()
+        if not asking.done():
+            await asyncio.wait({asking}, timeout=_KILLED_S)
+        return None if asking.cancelled() or not asking.done() else asking.result()
 
     async def _ended(self, kept: _Kept, how: str, process: Process | None) -> float | None:
         """Take the worker out, and say so; returns the seconds until the restart, or None where there is none."""
@@ -191,7 +214,7 @@ class Launching:
         kept.proved = kept.proved or launched.answered
         wait_s = kept.restarts.ended(asyncio.get_running_loop().time(), proved=kept.proved)
         launched.over = wait_s is None
-        reason = f"its process {how} (log: {launched.log})"
+        reason = f"its process {how}{launched.where}"
         if wait_s is not None:
             reason += f"; it is started again in {wait_s:.1f} s"
         elif kept.proved:
@@ -230,9 +253,12 @@ def _launch(config: LaunchConfig, placed: dict[str, str], seat: Seat, url: str, 
 
 
 def _log(config: LaunchConfig, seat: Seat | None, worker_id: str) -> str:
-    """Where the log goes: as configured, else where the seat keeps logs, else below this folder."""
-    own = None if seat is None or config.log_dir is not None else seat.log_folder
-    return str((own or Path(config.log_folder).absolute()) / f"{worker_id}.log")
+    """Where the log goes: as configured, else where the seat keeps logs, else below this folder; empty: not known."""
+    if config.log_dir is None and seat is None:
+        return ""
+    if config.log_dir is None and seat is not None and seat.log_folder is not None:
+        return str(seat.log_folder / f"{seat.log_prefix}{worker_id}.log")
+    return str(Path(config.log_folder).absolute() / f"{worker_id}.log")
 
 
 async def _end(process: Process) -> None:

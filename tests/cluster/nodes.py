@@ -2,7 +2,8 @@
 
 - The head stays; a test that loses a node brings one, and loses that.
 - Each node holds one unit of `at-ADDRESS`, so that something can be put there.
-- A node that is lost is noticed in about two seconds: Ray itself would take a dozen.
+- A node that is lost is noticed in about two seconds: Ray itself would take a dozen. So does one that was only hung
+  notice that it is out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _HEALTH: Final = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
+    "raylet_liveness_self_check_interval_ms": 1000,
 }
 
 
@@ -41,11 +43,11 @@ class Nodes:
         self._cluster = cluster
         self._next = 5
 
-    def add(self, cpus: float = 4, **resources: float) -> Any:
-        """Add a node; returns it, with its `node_ip_address`."""
+    def add(self, cpus: float = 4, gpus: int = 0, **resources: float) -> Any:
+        """Add a node; returns it, with its `node_ip_address`. Its GPUs are so in name only."""
         address = f"127.0.1.{self._next}"
         self._next += 1
-        return self._cluster.add_node(wait=True, **_node(address, cpus, resources))
+        return self._cluster.add_node(wait=True, num_gpus=gpus, **_node(address, cpus, resources))
 
     def lose(self, node: Any) -> None:
         """End a node as a power cut does; idempotent."""

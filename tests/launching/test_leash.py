@@ -50,6 +50,52 @@ def test_nothing_is_left_when_the_starter_is_killed(tmp_path: Path, deaf: list[s
     assert in_session(pids[-1]) == []
 
 
+APART = """
+import os, subprocess, sys, time
+from rollout_svc.launching.leash import leashed
+held = subprocess.Popen(leashed(sys.argv[1:], apart=True), stdin=subprocess.PIPE, start_new_session=True)
+print(held.pid, flush=True)
+if sys.stdin.readline() == "children\\n":
+    os.kill(held.pid, 9)    # as Ray ends a worker's process: its children first, then itself
+    os.kill(os.getpid(), 9)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["children", "alone", "between"])
+def test_a_leash_apart_lives_through_the_kill_of_the_children(tmp_path: Path, how: str) -> None:
+    """Whoever ends the starter with its children, or either alone, leaves nothing, in whatever session it is."""
+    written = tmp_path / "pids"
+    command = [sys.executable, "-c", APART, *PYTHON, "-c", FAMILY, str(written), "deaf"]
+    starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    with starter.stdin as told, starter.stdout as said:
+        between = int(said.readline())
+        pids = read_pids(written, 3)
+        [held_by] = {parent(pid) for pid in pids} - set(pids)
+        assert (parent(held_by), parent(between)) == (between, starter.pid)
+        if how == "children":
+            told.write("children\n")
+            told.flush()
+        else:
+            os.kill(between if how == "between" else starter.pid, signal.SIGKILL)
+        until(lambda: not any(map(lives, (*pids, held_by, between))), f"the end of {pids}")
+    starter.kill()
+    starter.wait()
+
+
+def test_a_leash_apart_ends_as_the_command_did() -> None:
+    """What stands between has the exit code, and the starter's words reach the command."""
+    for words, code in (("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -11)):
+        process = subprocess.Popen(leashed([*PYTHON, "-c", words], apart=True), stdin=subprocess.PIPE)
+        assert ended(process) == code
+    process = subprocess.Popen(leashed(["sleep", "600"], apart=True), stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    os.write(process.stdin.fileno(), b"k")
+    assert ended(process) == -signal.SIGKILL
+
+
 def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     """A front end that dies alone takes its workers along, also those that left its session."""
     written = tmp_path / "pids"

@@ -28,13 +28,15 @@ async def done(future: asyncio.Future[int | None]) -> int | None:
         return await asyncio.shield(future)
 
 
-async def test_a_process_is_started_logged_and_its_end_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_process_is_started_logged_and_its_end_told(tmp_path: Path, *, apart: bool) -> None:
     """Its number is known when `start` returns, its exit code when it has ended; both outputs are in the log."""
-    launcher = ProcessLauncher()
+    launcher = ProcessLauncher(apart=apart)
     log = tmp_path / "deep" / "er" / "w0.log"
     code = "import os, sys; print(os.environ['WORD']); print('oh', file=sys.stderr); sys.exit(3)"
     process = await launcher.start(launch(log, code, WORD="hello"))
     assert process.pid > 0
+    assert process.leash_pid not in {0, process.pid}
     assert await done(process.ended) == 3
     assert sorted(tail(log).splitlines()) == ["hello", "oh"]
     process.ask()

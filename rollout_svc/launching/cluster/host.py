@@ -2,22 +2,24 @@
 
 Invariants:
 
-- The process ends when the actor does, however it does: the other end of its leash is the actor's.
+- The process ends when the actor does, however it does: the other end of its leash is the actor's, and the leash lives
+  through the end that Ray gives to an actor's children.
 - It lives as long as its owner, the service, whose death ends it without a word.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rollout_svc.launching.launch import Launch, LaunchFailed, Process
+from rollout_svc.launching.launch import Launch, LaunchFailed
 from rollout_svc.launching.ports import AUTO_PORTS
-from rollout_svc.launching.processes import ProcessLauncher
+from rollout_svc.launching.processes import LeashedProcess, ProcessLauncher
 
 __all__ = ["EngineHost", "Place"]
 
@@ -34,6 +36,7 @@ class Place:
         python: the interpreter there.
         logs: folder of Ray's own logs there.
         ports: some that nobody listens at.
+        cluster: address of the cluster, for an engine that joins it.
     """
 
     address: str
@@ -41,14 +44,15 @@ class Place:
     python: str
     logs: str
     ports: tuple[int, ...]
+    cluster: str
 
 
 class EngineHost:
     """Starts an engine's process on its node, and watches it; all calls are made in the actor's loop."""
 
     def __init__(self) -> None:
-        self._launcher = ProcessLauncher()
-        self._process: Process | None = None
+        self._launcher = ProcessLauncher(apart=True)
+        self._process: LeashedProcess | None = None
 
     async def where(self) -> Place:
         """Say where this is; asked again at each start, for ports come and go."""
@@ -61,14 +65,31 @@ class EngineHost:
         logs = Path(node.get_logs_dir_path())
         ports = random.sample(AUTO_PORTS, 4 * _PORTS)
         free = tuple([port for port in ports if self._launcher.is_free(address, port)][:_PORTS])
-        return Place(address, context.get_node_id(), sys.executable, str(logs), free)
+        return Place(address, context.get_node_id(), sys.executable, str(logs), free, context.gcs_address)
 
-    async def start(self, launch: Launch) -> int:
-        """Start the process; returns its number. Raises LaunchFailed."""
+    async def start(self, launch: Launch) -> tuple[int, int]:
+        """Start the process; returns its number and its leash's. Raises LaunchFailed."""
         if self._process is not None and not self._process.ended.done():
             raise LaunchFailed(f"the process {self._process.pid} has not ended yet")
         self._process = await self._launcher.start(launch)
-        return self._process.pid
+        return self._process.pid, self._process.leash_pid
+
+    async def outlive(self, leash_pid: int, timeout_s: float) -> None:
+        """Wait until a leash of an actor that was here before has ended, and all it held with it."""
+        try:
+            watched = os.pidfd_open(leash_pid)
+        except (OSError, AttributeError):  # it has ended, or nobody can tell
+            return
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(watched, over.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await over.wait()
+        except TimeoutError:
+            return
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
 
     async def gone(self) -> int | None:
         """Wait for the end of the process; returns how it ended."""

@@ -1,8 +1,8 @@
-"""Which bundle of which placement group an engine gets.
+"""Which bundle of which placement group an engine gets, and why there is no room for one.
 
 Invariants:
 
-- Pure: the settings in, bundles and their order out.
+- Pure: the settings, and what nodes have, in; bundles, their order and words out.
 - The engines of a configuration share one group, so that they can be spread or packed; one that is added while the
   service runs has a group of its own.
 - An engine in a group of the trainer's is set aside nothing: what it needs is the trainer's.
@@ -10,15 +10,17 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from rollout_svc.config import Config, LaunchConfig, Resources
 
-__all__ = ["Layout", "bundle_of", "layout_of"]
+__all__ = ["Layout", "Node", "bundle_of", "in_trainers_group", "layout_of", "why_no_room", "worded"]
 
 _DEFAULT: Final[Resources] = {"CPU": 1.0}
+_NAMED: Final = 8  # nodes that are named one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,21 @@ class Layout:
     bundles: tuple[Resources, ...] = ()
     strategy: str = "PACK"
     places: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is alive.
+
+    Attributes:
+        address: where it is.
+        total: all it has of each resource.
+        free: what of that is set aside for nobody.
+    """
+
+    address: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
 
 
 def bundle_of(config: LaunchConfig) -> Resources:
@@ -57,3 +74,58 @@ def layout_of(config: Config) -> Layout:
 def in_trainers_group(config: LaunchConfig) -> bool:
     """Whether an engine lives in a placement group that somebody else owns."""
     return config.placement is not None and not config.placement.owns_group
+
+
+def worded(bundle: Mapping[str, float]) -> str:
+    """Say what a bundle holds."""
+    return ", ".join(f"{name} {amount:g}" for name, amount in bundle.items())
+
+
+def why_no_room(bundles: Sequence[Mapping[str, float]], strategy: str, nodes: Sequence[Node]) -> str:
+    """Say why a group is not placed: what is wanted, what the nodes have, and where more nodes are the only help.
+
+    Args:
+        bundles: what the group holds.
+        strategy: as Ray spells it.
+        nodes: those that are alive.
+    """
+    alike = Counter(map(worded, bundles))
+    wanted = ", ".join(f"{count} x ({words})" if count > 1 else f"({words})" for words, count in alike.items())
+    kinds = list(dict.fromkeys(name for bundle in bundles for name in bundle))
+    told = [f"{node.address} {_free(node, kinds)}" for node in nodes[:_NAMED]]
+    if len(nodes) > _NAMED:
+        told.append(f"{len(nodes) - _NAMED} more")
+    never = _never(bundles, strategy, nodes)
+    verdict = f"these nodes never have room: {never}" if never else "there is no room for it now"
+    return f"{verdict}; wanted: {wanted} by {strategy.lower()}; free: {'; '.join(told) or 'no node is alive'}"
+
+
+def _free(node: Node, kinds: Sequence[str]) -> str:
+    return ", ".join(f"{name} {node.free.get(name, 0.0):g} of {node.total.get(name, 0.0):g}" for name in kinds)
+
+
+def _never(bundles: Sequence[Mapping[str, float]], strategy: str, nodes: Sequence[Node]) -> str:
+    """Say what could not be placed if these nodes were empty; nothing where all could, as far as is easily told."""
+    for bundle in bundles:
+        if not any(_holds(node.total, bundle) for node in nodes):
+            return f"none has {worded(bundle)}"
+    if strategy == "STRICT_SPREAD" and len(bundles) > len(nodes):
+        return f"strict_spread wants {len(bundles)} nodes, and there are {len(nodes)}"
+    whole = _sum(bundles)
+    if strategy == "STRICT_PACK" and not any(_holds(node.total, whole) for node in nodes):
+        return f"strict_pack wants {worded(whole)} on one"
+    if not _holds(_sum([node.total for node in nodes]), whole):
+        return f"all together have less than {worded(whole)}"
+    return ""
+
+
+def _holds(has: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
+    return all(has.get(name, 0.0) >= amount for name, amount in bundle.items())
+
+
+def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    whole: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            whole[name] = whole.get(name, 0.0) + amount
+    return whole

@@ -2,7 +2,9 @@
 
 Invariants:
 
-- An actor that cannot be reached has lost its process: `gone` and `ended` are done, and nobody can tell how it ended.
+- An actor that is dead has lost its process: `gone` and `ended` are done, and nobody can tell how it ended. One that
+  Ray calls unavailable may be either, and is asked again until Ray knows.
+- Every wait but that for the end of the process has a bound.
 - Whoever waits here waits in the service's loop, for a future that Ray's threads complete.
 """
 
@@ -10,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 from rollout_svc.engines.ray_connection import first_line
+from rollout_svc.launching.cluster.grouped import grouped
 from rollout_svc.launching.cluster.host import Place
 from rollout_svc.launching.launch import Launch, LaunchFailed
 
@@ -22,6 +25,9 @@ __all__ = ["RayProcess", "RaySeat", "result_of"]
 
 _LOOK_S: Final = 10.0  # seconds for an actor that runs to say where it is
 _WORD_S: Final = 5.0  # seconds for it to read the end of a log
+_START_S: Final = 60.0  # seconds for it to start a process: its own leash has half of that
+_OUTLIVE_S: Final = 12.0  # seconds in which a leash ends what it holds, with some to spare
+_AGAIN_S: Final = 1.0  # seconds between two questions to an actor of which Ray cannot tell whether it lives
 _KILL_S: Final = 1.0  # seconds of `close` that are kept for the actor's own end
 
 
@@ -59,11 +65,17 @@ class RayProcess:
             return ""
 
     async def _told(self, what: str) -> int | None:
-        try:
-            code: int | None = await asyncio.wrap_future(getattr(self._actor, what).remote().future())
-        except Exception:  # noqa: BLE001 - the actor, or its node, is gone, and the process with it
-            return None
-        return code
+        from ray.exceptions import ActorUnavailableError  # noqa: PLC0415 - as where the actor was made
+
+        while True:
+            try:
+                code: int | None = await asyncio.wrap_future(getattr(self._actor, what).remote().future())
+            except ActorUnavailableError:  # its node does not answer; Ray finds out, after its own health check
+                await asyncio.sleep(_AGAIN_S)
+            except Exception:  # noqa: BLE001 - the actor, or its node, is gone, and the process with it
+                return None
+            else:
+                return code
 
 
 class RaySeat:
@@ -71,17 +83,42 @@ class RaySeat:
 
     Attributes:
         why: why it cannot be reached, where it cannot.
+        log_prefix: before the name of a log there.
+        leash_pid: number of the last leash there; 0: there was none.
     """
 
-    def __init__(self, actor: Any, on_release: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        log_prefix: str,
+        on_release: Callable[[], Awaitable[None]],
+        within: tuple[str, int] | None = None,
+    ) -> None:
+        """Make a seat of an actor.
+
+        Args:
+            actor: an `EngineHost`, which may be nowhere yet.
+            log_prefix: before the name of a log there.
+            on_release: gives the place back.
+            within: id and bundle of a group of somebody else's that the engine is to find itself in.
+        """
         self.why = ""
+        self.log_prefix = log_prefix
+        self.leash_pid = 0
         self._actor = actor
         self._on_release = on_release
+        self._within = within
+        self._lost = False
         self._place: Place | None = None
         self._process: RayProcess | None = None
 
     def __repr__(self) -> str:
         return f"<RaySeat at {self._place.address if self._place else 'no place yet'}>"
+
+    @property
+    def placed(self) -> bool:
+        """Whether it was reached."""
+        return self._place is not None
 
     @property
     def place(self) -> Place:
@@ -116,10 +153,12 @@ class RaySeat:
 
     async def look(self, timeout_s: float = _LOOK_S) -> bool:
         """Ask the actor where it is; returns whether it answered."""
+        if self._lost:
+            return False
         try:
             self._place = await result_of(self._actor.where.remote(), timeout_s)
         except TimeoutError:
-            self.why = "the cluster has no room for it now"
+            self.why = f"its actor did not answer within {timeout_s:g} s"
         except Exception as error:  # noqa: BLE001 - whatever Ray says of an actor that is gone
             self.why = f"{type(error).__name__}: {first_line(error)}"
         else:
@@ -132,23 +171,43 @@ class RaySeat:
         Raises:
             LaunchFailed: it cannot be started, or the actor is gone.
         """
+        env = {"RAY_ADDRESS": self.place.cluster, **launch.env}  # else an engine that joins may find another cluster
+        command = launch.command if self._within is None else grouped(self.python, *self._within, launch.command)
         try:
-            pid = await asyncio.wrap_future(self._actor.start.remote(launch).future())
+            started = self._actor.start.remote(Launch(command, env, launch.log))
+            pid, self.leash_pid = await result_of(started, _START_S)
+        except TimeoutError:
+            self._lost = True  # what it may have started ends with the actor
+            raise LaunchFailed(f"the actor at {self.host} did not answer within {_START_S:g} s") from None
         except Exception as error:
             cause = getattr(error, "cause", None)
             raise LaunchFailed(str(cause) if isinstance(cause, LaunchFailed) else first_line(error)) from error
         self._process = RayProcess(self._actor, pid)
         return self._process
 
-    async def release(self) -> None:
-        """End the actor, and with it what it runs."""
+    async def outlive(self, leash_pid: int) -> None:
+        """Wait until a leash of an earlier actor on this node has ended."""
+        if leash_pid:
+            with contextlib.suppress(Exception):  # whatever it is, the start tells
+                await result_of(self._actor.outlive.remote(leash_pid, _OUTLIVE_S), _OUTLIVE_S + _LOOK_S)
+
+    def drop(self) -> None:
+        """End the actor, and with it what it runs; its place stays the engine's."""
         import ray  # noqa: PLC0415 - as where the actor was made
 
-        self._on_release()
-        await asyncio.to_thread(ray.kill, self._actor)
+        self._lost = True
+        ray.kill(self._actor)  # sends a word and waits for nothing
+
+    async def release(self) -> None:
+        """End the actor, and give its place back."""
+        self.drop()
+        await self._on_release()
 
     async def close(self, deadline: float) -> None:
         """End the process until `deadline` (loop time), then the actor."""
+        if not self.placed or self._lost:
+            await self.release()
+            return
         left = deadline - _KILL_S - asyncio.get_running_loop().time()
         with contextlib.suppress(Exception):  # it is gone already, or goes now
             await result_of(self._actor.close.remote(left), left)
