@@ -101,7 +101,6 @@ def test_defaults_are_the_documented_ones() -> None:
         },
         "memory": {"debug": False, "window_steps": 20, "growth": 0.01},
         "trajectories": {"path": None, "max_file_bytes": 268435456, "max_files": None},
-        "cluster": None,
     }
 
 

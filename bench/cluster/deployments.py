@@ -130,7 +130,7 @@ class OnRay:
         import rollout_svc.ray  # noqa: PLC0415 - Ray, only for the cases that have a cluster
 
         before = self._nodes.actors()
-        options = {"resources": {"head": 1}, "num_cpus": 1}
+        options: dict[str, Any] = {"resources": {"head": 1}, "num_cpus": 1}
         self.handle = rollout_svc.ray.start(self._config, name=self._name, **options)
         found = self._nodes.actors()
         self.pids = {pid: kind for pid, kind in found.items() if pid not in before and kind != _ENGINE_CLASS}

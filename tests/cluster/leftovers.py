@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Left", "engine_processes", "forget_groups", "left_behind", "nothing_left", "until"]
+__all__ = ["Left", "engine_processes", "left_behind", "nothing_left", "until"]
 
 Left = Counter[str]
 """How many of each kind live: an engine that was started again is one, as before."""
@@ -64,15 +64,3 @@ def nothing_left(before: Left | None = None, within_s: float = _GONE_S) -> float
         return until(lambda: not left_behind() - known, "nothing is left", within_s)
     except AssertionError:
         raise AssertionError(f"left behind: {left_behind() - known}; {engine_processes()}") from None
-
-
-def forget_groups() -> None:
-    """Remove every placement group by hand."""
-    import ray
-    from ray._raylet import PlacementGroupID
-    from ray.util.placement_group import PlacementGroup
-    from ray.util.state import list_placement_groups
-
-    for group in list_placement_groups(limit=1000):
-        if group.state != "REMOVED":
-            ray.util.remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group.placement_group_id)))

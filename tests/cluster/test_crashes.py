@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.figures import show
-from tests.cluster.leftovers import engine_processes, forget_groups, left_behind, nothing_left, until
+from tests.cluster.leftovers import engine_processes, left_behind, nothing_left, until
 from tests.cluster.nodes import HEAD, OTHERS, Nodes
 from tests.cluster.processes import actor_pid, kill, lives
 from tests.cluster.site import Site, chaos, config_of, started_site
@@ -74,24 +74,19 @@ def test_the_actor_of_the_service_is_killed(nodes: Nodes, tmp_path: Path) -> Non
         show("actor of the service killed", {"engines_gone_s": round(gone_s, 2)} | figures)
         assert site.groups("consumed") == PROMPTS
         assert len(engine_processes()) == len(before)
-    forget_groups()  # see below
 
 
-@pytest.mark.xfail(reason="Ray keeps the group of an actor that was killed for as long as its job lives", strict=True)
 @pytest.mark.timeout(180)
 def test_no_group_outlives_the_life_that_made_it(nodes: Nodes, tmp_path: Path) -> None:
     """The placement group of a service that was killed is gone at the latest when its next life stops."""
     assert nodes.address
     before = left_behind()
     ways = tmp_path / "ways"
-    try:
-        with started_site("grouped", ways, config_of(ways, *two())) as site:
-            kill(actor_pid("grouped"))
-            until(site.answers, "the service answers", 60.0)
-            site.look()
-        nothing_left(before, 5.0)
-    finally:
-        forget_groups()
+    with started_site("grouped", ways, lived(config_of(ways, *two()), tmp_path)) as site:
+        kill(actor_pid("grouped"))
+        until(site.answers, "the service answers", 60.0)
+        site.look()
+    nothing_left(before, 5.0)
 
 
 @pytest.mark.timeout(180)
@@ -115,7 +110,6 @@ def test_the_node_of_the_service_is_lost(nodes: Nodes, tmp_path: Path) -> None:
         for node in (home, other):
             if node is not None:
                 nodes.lose(node)
-        forget_groups()  # as above
 
 
 @pytest.mark.short

@@ -42,7 +42,7 @@ def lossy(name: str, nodes: Nodes, ways: Path) -> Iterator[tuple[Site, Any]]:
 @contextmanager
 def another(nodes: Nodes, **resources: float) -> Iterator[Any]:
     """Bring a node, and take it away again."""
-    node = nodes.add(**resources)
+    node = nodes.add(4, 0, **resources)
     try:
         yield node
     finally:
