@@ -61,7 +61,8 @@ async def begin(made: Stage, group_id: str, position: int) -> Group:
 
 async def live(journal: str, life: str) -> None:
     """Put, begin, lend, acknowledge and fail groups for ever."""
-    async with stage(ready=False, buffer={"path": journal}) as made:
+    # No weights ever come here: nothing is to be too old for the steps that are taken.
+    async with stage(ready=False, buffer={"path": journal}, trainer={"max_staleness": 1000}) as made:
         halves: deque[Group] = deque()
         say("up")
         for n in range(10_000):

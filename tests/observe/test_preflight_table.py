@@ -30,6 +30,7 @@ REPORT: dict[str, Any] = {
         },
         {"id": "w1", "url": "http://b", "limit": 7, "failure": "connection: [/x] refused", "launched": False},
     ],
+    "cluster": None,
     "plan": {"workers": 2, "required": 7, "warnings": ["raised"]},
     "warnings": [{"path": "workers.0", "message": "doubtful"}],
     "problems": [{"path": "workers.1.url", "message": "w1 cannot be reached: [/x] refused"}],
