@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["engine", "lines", "service"]
+from tests.cluster.nodes import HEAD
+
+__all__ = ["ON_HEAD", "engine", "lines", "service"]
+
+ON_HEAD: Final[dict[str, Any]] = {"resources": {f"at-{HEAD}": 0.01}}
+"""Options of a service's actor that has to be where no test loses it."""
 
 
 def engine(*arguments: str, at: str | None = None, **launch: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.cluster.configs import ON_HEAD
+
 _WAIT_S = 300.0  # seconds after which it ends by itself
 
 
@@ -17,7 +19,7 @@ def main() -> None:
     import rollout_svc.ray
 
     ray.init(log_to_driver=False, configure_logging=False)
-    rollout = rollout_svc.ray.start(json.load(sys.stdin), name=sys.argv[1])
+    rollout = rollout_svc.ray.start(json.load(sys.stdin), name=sys.argv[1], **ON_HEAD)
     Path(sys.argv[2]).write_text(repr(rollout))
     threading.Event().wait(_WAIT_S)
 

@@ -168,7 +168,8 @@ class Site:
 
     def take(self, groups: int, timeout_s: float = CALL_S) -> dict[str, Any]:
         """Take a batch, all of it complete."""
-        batch: dict[str, Any] = self.call("take_batch", 0, groups, timeout_s, timeout_s=timeout_s + 5)
+        acked = [] if self._last is None else [self._last]  # of the same step: nobody else does it
+        batch: dict[str, Any] = self.call("take_batch", 0, groups, timeout_s, acked, timeout_s=timeout_s + 5)
         self._taken += len(batch["groups"])
         self._last = batch["batch_id"]
         statuses = {sample["status"] for group in batch["groups"] for sample in group["samples"]}

@@ -14,7 +14,7 @@ import pytest
 
 from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, Unauthorized, Unreachable
 from rollout_svc.rpc.client import SyncRolloutClient
-from tests.cluster.configs import lines, service
+from tests.cluster.configs import ON_HEAD, lines, service
 from tests.cluster.fakes import fake_engine
 from tests.cluster.nodes import Nodes
 
@@ -46,7 +46,7 @@ def refused(config: dict[str, Any]) -> list[str]:
     import rollout_svc.ray
 
     with pytest.raises(ConfigError) as told:
-        rollout_svc.ray.start(config, name="refused")
+        rollout_svc.ray.start(config, name="refused", **ON_HEAD)
     with pytest.raises(NotFound):
         rollout_svc.ray.connect("refused")
     return [problem.path for problem in told.value.problems]
@@ -63,11 +63,11 @@ def test_a_service_that_cannot_be_says_all_that_is_wrong(nodes: Nodes, tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert refused(service(service={"port": taken.getsockname()[1]})) == ["service.port"]
     held = service(buffer={"path": str(tmp_path / "journal")})
-    rollout = rollout_svc.ray.start(held, name="held")
+    rollout = rollout_svc.ray.start(held, name="held", **ON_HEAD)
     try:
         assert refused(held) == ["buffer.path"]
         with pytest.raises(Conflict, match="there is an actor 'held'"):
-            rollout_svc.ray.start(held, name="held")
+            rollout_svc.ray.start(held, name="held", **ON_HEAD)
     finally:
         rollout_svc.ray.stop(rollout)
 
@@ -81,7 +81,7 @@ def test_calls_over_ray_are_those_of_the_service(nodes: Nodes) -> None:
 
     with fake_engine() as engine:
         config = service({"url": engine.url}, service={"port": 0, "host": "0.0.0.0", "token": "secret"})
-        rollout = rollout_svc.ray.start(config, name="calls", num_cpus=0.1)
+        rollout = rollout_svc.ray.start(config, name="calls", **ON_HEAD, num_cpus=0.1)
         try:
             _check_errors(rollout)
             assert asyncio.run(_state(rollout)) == "running"

@@ -16,7 +16,7 @@ import pytest
 
 from rollout_svc.errors import SpentHandle
 from rollout_svc.ray.thread import THREAD
-from tests.cluster.configs import lines, service
+from tests.cluster.configs import ON_HEAD, lines, service
 from tests.cluster.fakes import fake_engine
 from tests.cluster.nodes import Nodes
 from tests.support.routing import Routing
@@ -71,7 +71,7 @@ def test_routed_experts_are_read_where_they_lie(nodes: Nodes, store: str) -> Non
     before = stored()
     with fake_engine(experts=WIDE) as engine:
         config = service({"url": engine.url}, experts=experts(store, nodes.address))
-        rollout = rollout_svc.ray.start(config, name="lends", num_cpus=0.1)
+        rollout = rollout_svc.ray.start(config, name="lends", **ON_HEAD, num_cpus=0.1)
         try:
             ray.get(rollout.put_prompts.remote("t", lines(6)), timeout=30)
             batch = ray.get(rollout.take_batch.remote(step=0, groups=2, timeout_s=30), timeout=60)
@@ -126,7 +126,7 @@ def test_a_trainer_that_dies_gives_everything_back(nodes: Nodes, tmp_path: Path)
             buffer={"lease_s": 6.0},
             trainer={"train_batch_size": 2, "prompt_repeat_k": 2, "over_sample_threshold": 0.0},
         )
-        rollout = rollout_svc.ray.start(config, name="lends", num_cpus=0.1)
+        rollout = rollout_svc.ray.start(config, name="lends", **ON_HEAD, num_cpus=0.1)
         try:
             ray.get(rollout.put_prompts.remote("t", lines(2)), timeout=30)
             with _holder(nodes, tmp_path) as holder:

@@ -12,7 +12,7 @@ import pytest
 
 from rollout_svc.errors import NotFound, SpentHandle
 from rollout_svc.rpc.client import SyncRolloutClient
-from tests.cluster.configs import engine, lines, service
+from tests.cluster.configs import ON_HEAD, engine, lines, service
 from tests.cluster.fakes import fake_engine
 from tests.cluster.nodes import OTHERS, Nodes
 from tests.cluster.test_actor_batches import WIDE, experts, settles_at, stored
@@ -57,7 +57,7 @@ def test_a_service_that_was_killed_goes_on_from_its_journal(nodes: Nodes, tmp_pa
     assert nodes.address
     trainer = {"train_batch_size": 4, "prompt_repeat_k": 2, "over_sample_threshold": 0.0, "max_staleness": 4}
     config = service(engine(at=OTHERS[0]), buffer={"path": str(tmp_path / "journal")}, trainer=trainer)
-    rollout = rollout_svc.ray.start(config, name="falls", num_cpus=0.1)
+    rollout = rollout_svc.ray.start(config, name="falls", **ON_HEAD, num_cpus=0.1)
     try:
         ray.get(rollout.put_prompts.remote("t", lines(8)), timeout=30)
         first = ray.get(rollout.take_batch.remote(step=0, groups=4, timeout_s=30), timeout=60)
@@ -97,7 +97,7 @@ def test_without_a_journal_the_end_is_told(nodes: Nodes) -> None:
     before = stored()
     with fake_engine(experts=WIDE) as fake:
         config = service({"url": fake.url}, experts=experts("ray", nodes.address))
-        rollout = rollout_svc.ray.start(config, name="forgets", num_cpus=0.1)
+        rollout = rollout_svc.ray.start(config, name="forgets", **ON_HEAD, num_cpus=0.1)
         try:
             ray.get(rollout.put_prompts.remote("t", lines(4)), timeout=30)
             batch = ray.get(rollout.take_batch.remote(step=0, groups=2, timeout_s=30), timeout=60)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.cluster.configs import lines, service
+from tests.cluster.configs import ON_HEAD, lines, service
 from tests.cluster.fakes import fake_engine
 from tests.cluster.nodes import Nodes
 from tests.cluster.test_actor_batches import experts, settles_at, stored
@@ -36,7 +36,7 @@ def test_more_than_the_store_holds_is_spilled(nodes: Nodes) -> None:
         section = experts("ray", nodes.address) | {"layers": 16384}
         trainer = {"train_batch_size": 4, "prompt_repeat_k": 2, "over_sample_threshold": 0.0}
         config = service({"url": engine.url}, experts=section, trainer=trainer, request_timeout_s=120)
-        rollout = rollout_svc.ray.start(config, name="full", num_cpus=0.1)
+        rollout = rollout_svc.ray.start(config, name="full", **ON_HEAD, num_cpus=0.1)
         try:
             ray.get(rollout.put_prompts.remote("t", lines(4)), timeout=30)
             started = time.monotonic()

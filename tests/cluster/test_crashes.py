@@ -128,7 +128,7 @@ def test_the_driver_crashes(nodes: Nodes, tmp_path: Path) -> None:
             with driver.stdin as told:
                 told.write(json.dumps(config_of(ways, *two())).encode())
             until(ready.exists, "the service is there", 60.0)
-            assert len(engine_processes()) == 4, "two engines, each on a leash"
+            assert len(engine_processes()) == 6, "two engines, each on a leash, with a process between it and its actor"
         finally:
             driver.kill()
     show("driver killed", {"nothing_left_s": round(nothing_left(before), 2)})

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rollout_svc import SyncRolloutClient
-from tests.cluster.configs import engine, lines, service
+from tests.cluster.configs import ON_HEAD, engine, lines, service
 from tests.cluster.nodes import OTHERS, Nodes
 
 WAIT_S = 60.0
@@ -101,7 +101,7 @@ def test_the_command_line_reaches_an_actor() -> None:
 
     import rollout_svc.ray
 
-    rollout = rollout_svc.ray.start(service(engine()), name="command-line")
+    rollout = rollout_svc.ray.start(service(engine()), name="command-line", **ON_HEAD)
     try:
         url: str = ray.get(rollout.ready.remote(), timeout=30)
         report = json.loads(run("pause", "--url", url, "--json").stdout)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.configs import engine, lines, service
+from tests.cluster.configs import ON_HEAD, engine, lines, service
 from tests.cluster.nodes import HEAD, OTHERS, Nodes
 
 
@@ -20,7 +20,7 @@ def test_a_trainer_takes_batches_over_ray() -> None:
     import rollout_svc.ray
 
     config = service(*(engine(at=address) for address in OTHERS[:2]), cluster={"kind": "ray", "strategy": "spread"})
-    rollout = rollout_svc.ray.start(config, name="takes")
+    rollout = rollout_svc.ray.start(config, name="takes", **ON_HEAD)
     try:
         assert ray.get(rollout.put_prompts.remote("t", lines(8)), timeout=30) == {"accepted": 8}
         batch = ray.get(rollout.take_batch.remote(step=0, groups=4, timeout_s=30), timeout=40)

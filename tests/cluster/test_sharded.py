@@ -11,7 +11,7 @@ import pytest
 
 from rollout_svc.errors import RolloutError
 from rollout_svc.rpc.client import SyncRolloutClient
-from tests.cluster.configs import engine, lines, service
+from tests.cluster.configs import ON_HEAD, engine, lines, service
 from tests.cluster.nodes import OTHERS, Nodes
 
 _PROMPTS = 32
@@ -72,7 +72,7 @@ def test_two_shards_are_one_service_and_lose_nothing(nodes: Nodes, tmp_path: Pat
         producer={"shards": 2},
         trainer={"train_batch_size": 4, "prompt_repeat_k": 2, "over_sample_threshold": 0.5, "max_staleness": 50},
     )
-    rollout = rollout_svc.ray.start(config, name="sharded")
+    rollout = rollout_svc.ray.start(config, name="sharded", **ON_HEAD)
     try:
         assert ray.get(rollout.put_prompts.remote("t", lines(_PROMPTS)), timeout=30) == {"accepted": _PROMPTS}
         given: list[str] = []
