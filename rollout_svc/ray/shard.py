@@ -165,6 +165,7 @@ class RayShard:
         self.actor = actor
         self.life = 1
         self._known: str | None = None
+        self._past: set[str] = set()
         self._config = config
 
     def __repr__(self) -> str:
@@ -230,7 +231,10 @@ class RayShard:
             raise
         except ray.exceptions.RayError as error:
             raise ShardLost(f"shard {self.shard_id}: {type(error).__name__}") from error
-        if self._known not in (None, told.life):
+        if told.life in self._past:  # an answer that was on its way: it says nothing of who lives now
+            raise ShardLost(f"shard {self.shard_id} was lost, and its answer came late")
+        if self._known is not None and self._known != told.life:
+            self._past.add(self._known)
             self.life += 1
         self._known = told.life
         if told.moved:
