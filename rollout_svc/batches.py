@@ -182,6 +182,17 @@ class Batches:
         await self._storage.flush()
         return batch
 
+    def lent(self, batch_id: str) -> Batch:
+        """The batch that is lent under this id; leases nothing.
+
+        Raises:
+            Conflict: none is.
+        """
+        batch = self._leased.get(batch_id)
+        if batch is None:
+            raise Conflict(f"the lease of batch {batch_id} has ended", type="lease_expired")
+        return batch
+
     async def give_back(self, batch_id: str) -> None:
         """End a lease as if its time had passed; nothing where there is none."""
         self._end(self._buffer.give_back(batch_id))

@@ -100,6 +100,7 @@ class Evaluations:
         self._of_group: dict[str, Evaluation] = {}
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0  # loop time of the last step: what rested then is still to be woken for
         self._stopped: Callable[[], ServiceError] | None = None
         gate.subscribe(self._gate_changed)
         bus.subscribe(WeightsUpdated, lambda _: self._check_versions())
@@ -333,6 +334,7 @@ class Evaluations:
 
     def _step(self) -> bool:
         """Start one group; returns whether there may be more to start."""
+        self._looked_at = asyncio.get_running_loop().time()
         if self.generating >= self._limit or not self._gate.is_open(_LANE) or not self._pool.in_traffic:
             return False
         self._check_versions()
@@ -349,10 +351,10 @@ class Evaluations:
     def _rest(self) -> None:
         """Set the timer for the group that rests and may go on next."""
         self.close()
-        loop = asyncio.get_running_loop()
-        rests = [at for e in self._open.values() if (at := e.earliest()) is not None and at > loop.time()]
+        # By the last look, not by now: a rest that ended in between was not seen to.
+        rests = [at for e in self._open.values() if (at := e.earliest()) is not None and at > self._looked_at]
         if rests:
-            self._timer = loop.call_at(min(rests), self.wake)
+            self._timer = asyncio.get_running_loop().call_at(min(rests), self.wake)
 
     def _gate_changed(self, lane: Lane) -> None:
         if lane == _LANE:

@@ -95,6 +95,7 @@ class Producer:
         self._active_workers = 0
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0  # loop time of the last step: what rested then is still to be woken for
         self._caution = Cautions(runtimes)
         self._admission = Admission(
             ledger=ledger,
@@ -259,6 +260,7 @@ class Producer:
 
     async def _step(self) -> bool:
         """Start one group; returns whether there may be more to start."""
+        self._looked_at = asyncio.get_running_loop().time()
         decision = self._decide()
         if decision.action == "continue":
             self._continue()
@@ -405,12 +407,12 @@ class Producer:
     def _rest(self) -> None:
         """Set the timer for what rests and may go on next."""
         self._cancel_timer()
-        loop = asyncio.get_running_loop()
+        # By the last look, not by now: a rest that ended in between was not seen to, and nobody else may wake it.
         rests = [
-            at for at in (self._buffer.rests_until(), *self._caution.ends()) if at is not None and at > loop.time()
+            at for at in (self._buffer.rests_until(), *self._caution.ends()) if at is not None and at > self._looked_at
         ]
         if rests:
-            self._timer = loop.call_at(min(rests), self.wake)
+            self._timer = asyncio.get_running_loop().call_at(min(rests), self.wake)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

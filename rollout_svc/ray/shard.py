@@ -23,7 +23,7 @@ from rollout_svc.errors import RolloutError
 from rollout_svc.hosting import hosted
 from rollout_svc.ray.thread import ServiceThread
 from rollout_svc.service import RolloutService
-from rollout_svc.sharding.local import answer, lease, ready_groups
+from rollout_svc.sharding.local import answer, lease, ready_groups, records
 from rollout_svc.sharding.protocol import ShardLost
 from rollout_svc.sharding.split import ShardSettings, split
 
@@ -89,9 +89,9 @@ class ShardActor:
         """See `Shard.lease`; tells how many groups, and their figures."""
         return await self._told(life, _leased(self._service, step, at_most, batch_id))
 
-    async def records(self, life: str | None, step: int, at_most: int, batch_id: str) -> Told:
+    async def records(self, life: str | None, batch_id: str) -> Told:
         """The records of a lease that is in force."""
-        return await self._told(life, _records(self._service, step, at_most, batch_id))
+        return await self._told(life, _records(self._service, batch_id))
 
     async def give_back(self, life: str | None, batch_id: str) -> Told:
         """See `Shard.give_back`."""
@@ -121,9 +121,8 @@ async def _leased(service: RolloutService, step: int, at_most: int, batch_id: st
     return (0, {}) if batch is None else (len(batch.groups), batch.metrics)
 
 
-async def _records(service: RolloutService, step: int, at_most: int, batch_id: str) -> list[bytes]:
-    batch = await lease(service, step, at_most, batch_id)
-    return [] if batch is None else list(batch.records())
+async def _records(service: RolloutService, batch_id: str) -> list[bytes]:
+    return records(service, batch_id)
 
 
 class RayLease:
@@ -134,13 +133,13 @@ class RayLease:
         metrics: their figures; none where there are no groups.
     """
 
-    __slots__ = ("_asked", "_shard", "count", "metrics")
+    __slots__ = ("_batch_id", "_shard", "count", "metrics")
 
-    def __init__(self, shard: RayShard, asked: tuple[int, int, str], count: int, metrics: Mapping[str, Any]) -> None:
+    def __init__(self, shard: RayShard, batch_id: str, count: int, metrics: Mapping[str, Any]) -> None:
         self.count = count
         self.metrics = metrics
         self._shard = shard
-        self._asked = asked
+        self._batch_id = batch_id
 
     def __repr__(self) -> str:
         return f"<RayLease of {self.count} at {self._shard!r}>"
@@ -149,7 +148,7 @@ class RayLease:
         """The groups' records; see `Leased.records`."""
         if not self.count:
             return []
-        records: list[bytes] = await self._shard.ask("records", *self._asked, within_s=_ANSWER_S)
+        records: list[bytes] = await self._shard.ask("records", self._batch_id, within_s=_ANSWER_S)
         return records
 
 
@@ -166,6 +165,7 @@ class RayShard:
         self.actor = actor
         self.life = 1
         self._known: str | None = None
+        self._past: set[str] = set()
         self._config = config
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ class RayShard:
     async def lease(self, step: int, at_most: int, batch_id: str) -> RayLease:
         """See `Shard.lease`."""
         count, metrics = await self.ask("lease", step, at_most, batch_id, within_s=_ANSWER_S)
-        return RayLease(self, (step, at_most, batch_id), count, metrics)
+        return RayLease(self, batch_id, count, metrics)
 
     async def give_back(self, batch_id: str) -> None:
         """See `Shard.give_back`."""
@@ -231,7 +231,10 @@ class RayShard:
             raise
         except ray.exceptions.RayError as error:
             raise ShardLost(f"shard {self.shard_id}: {type(error).__name__}") from error
-        if self._known not in (None, told.life):
+        if told.life in self._past:  # an answer that was on its way: it says nothing of who lives now
+            raise ShardLost(f"shard {self.shard_id} was lost, and its answer came late")
+        if self._known is not None and self._known != told.life:
+            self._past.add(self._known)
             self.life += 1
         self._known = told.life
         if told.moved:

@@ -36,6 +36,17 @@ class Found:
                 self.parts.setdefault(lease["batch_id"], {})[shard] = lease["step"], lease["groups"]
         self.parts = {batch_id: parts for batch_id, parts in self.parts.items() if parts}
 
+    def may_have(self, batch_id: str) -> bool:
+        """Whether it is not known yet what became of a batch."""
+        return bool(self._unseen) or batch_id in self.parts
+
+    def forget(self, batch_id: str, shard: str) -> None:
+        """A shard has its part no more."""
+        if batch_id in self.parts:
+            self.parts[batch_id].pop(shard, None)
+            if not self.parts[batch_id]:
+                del self.parts[batch_id]
+
     def verdict(self, batch_id: str) -> Literal["whole", "part", "unknown"]:
         """What is there of a batch."""
         if sum(groups for _, groups in self.parts[batch_id].values()) == groups_in(batch_id):

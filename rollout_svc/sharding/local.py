@@ -19,7 +19,7 @@ from rollout_svc.pause.report import PauseReport
 from rollout_svc.service import RolloutService
 from rollout_svc.sharding.split import ShardSettings
 
-__all__ = ["LocalLease", "LocalShard", "answer", "lease", "ready_groups"]
+__all__ = ["LocalLease", "LocalShard", "answer", "lease", "ready_groups", "records"]
 
 _CALLS: Final = frozenset(
     {
@@ -56,6 +56,15 @@ async def lease(service: RolloutService, step: int, at_most: int, batch_id: str)
     """Lease what is ready; see `Batches.lease`."""
     service.check_alive("failed")
     return await service.parts.batches.lease(step, at_most, batch_id)
+
+
+def records(service: RolloutService, batch_id: str) -> list[bytes]:
+    """The records of what is leased under an id.
+
+    Raises:
+        Conflict: nothing is, any more: whoever reads late is not to lease what another batch will have.
+    """
+    return list(service.parts.batches.lent(batch_id).records())
 
 
 class LocalLease:

@@ -2,6 +2,7 @@
 
 Invariants:
 
+- One batch is lent at a time: who asks meanwhile for the same step gets that one.
 - A batch is lent when every part of it is leased; what cannot be completed is given back, also by a shard that was lost
   before it could say what it leased: it owes that, and pays before it opens.
 - The lease of the whole ends before that of any part, in one step, so that no part is consumed of a batch that expired.
@@ -15,24 +16,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, NotNowType, RolloutError
+from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.sharding.batch import MergedBatch, groups_in, with_groups
 from rollout_svc.sharding.figures import merge_figures
 from rollout_svc.sharding.finding import Found
 from rollout_svc.sharding.gathering import Gathering
 from rollout_svc.sharding.member import Member
 from rollout_svc.sharding.members import Members, answers
-from rollout_svc.sharding.protocol import Leased, ShardLost
+from rollout_svc.sharding.protocol import Leased
+from rollout_svc.sharding.recalling import Recalling
 from rollout_svc.sharding.shares import share_out
-from rollout_svc.tasks import TaskOwner
+from rollout_svc.sharding.shortage import shortage
+from rollout_svc.tasks import TaskOwner, wait_until
 
 __all__ = ["FannedBatches"]
 
 _REMEMBERED: Final = 1024  # ended batches whose fate is still told to a late ack
+_LEND_S: Final = 5.0  # seconds a take may last longer while its groups, which are there, are leased
+_AGAIN_S: Final = 0.05  # seconds before a batch that could not be leased whole is tried again
 
 
 class FannedBatches:
@@ -75,7 +81,11 @@ class FannedBatches:
         self._fates: dict[str, str] = {}
         self._turn = asyncio.Lock()
         self._found = Found(members.by_id)
+        self._recalling = Recalling(
+            members, self._found, lease_s=lease_s, answer_s=answer_s, pay=self.pay, recalled=self._recalled
+        )
         self._lending: set[str] = set()
+        self._lend_under_way: asyncio.Task[MergedBatch | None] | None = None
         self._gathering: Gathering | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -101,34 +111,52 @@ class FannedBatches:
         expired = await self._acknowledge_all(ack)
         while True:
             if (again := self._at(step)) is not None:
-                return replace(await self._whole(again, until), ack_expired=expired)
+                if await self._whole(again, until):
+                    return replace(again, ack_expired=expired)
+                continue
             gathering: Gathering | None = None
             try:
                 async with asyncio.timeout_at(until), self._turn:
                     self._check()
+                    if self._lend_under_way is not None:  # of a take that has gone away, maybe, and of this step
+                        await asyncio.wait({self._lend_under_way})
                     if self._at(step) is not None:
                         continue
                     gathering = self._gathering = Gathering(self._members, self._tasks, step, groups, until)
                     await self._wait(gathering, step, groups)
                     if self._at(step) is not None:
                         continue
-                    lending = self._tasks.spawn(
-                        "lend", self._lend(step, groups, gathering.ready, started), handled=True
-                    )
-                batch: MergedBatch | None = await asyncio.shield(lending)
+                    lending = self._begin(self._lend(step, groups, gathering.ready, started))
+                batch = await self._lent(lending, until)
             except TimeoutError:
-                raise self._shortage(gathering, groups) from None
+                raise shortage(self._members, gathering, groups, paused=self._paused()) from None
             finally:
                 if gathering is not None:
                     gathering.end()
             if batch is not None:
                 return replace(batch, ack_expired=expired)
+            await asyncio.sleep(_AGAIN_S)
+
+    def _begin(self, lend: Coroutine[Any, Any, MergedBatch | None]) -> asyncio.Task[MergedBatch | None]:
+        """Lend, whoever waits for it."""
+
+        def ended() -> None:
+            self._lend_under_way = None
+
+        self._lend_under_way = self._tasks.spawn("lend", lend, on_end=ended)
+        return self._lend_under_way
+
+    async def _lent(self, lending: asyncio.Task[MergedBatch | None], until: float) -> MergedBatch | None:
+        await wait_until((lending,), until + _LEND_S)
+        if not lending.done():
+            raise NotNow("not_enough", "the batch is being leased, and a shard does not answer: ask for the step again")
+        return lending.result()
 
     async def _wait(self, gathering: Gathering, step: int, groups: int) -> None:
         while not gathering.enough or step in self._found.steps:
             self._check()
             if gathering.hopeless and not gathering.enough:
-                raise self._shortage(gathering, groups)
+                raise shortage(self._members, gathering, groups, paused=self._paused())
             gathering.wake.clear()
             gathering.begin()
             await gathering.wake.wait()
@@ -136,17 +164,23 @@ class FannedBatches:
     def _at(self, step: int) -> MergedBatch | None:
         return next((batch for batch in self._leased.values() if batch.step == step and not batch.acking), None)
 
-    async def _whole(self, batch: MergedBatch, until: float) -> MergedBatch:
-        """Lease again what a shard has in another life: its journal has it, under the same id."""
+    async def _whole(self, batch: MergedBatch, until: float) -> bool:
+        """Lease again what a shard has in another life, under the same id; where it has it no more, the batch ends."""
         for shard, life in tuple(batch.lives.items()):
             member = self._members.by_id[shard]
-            if member.shard.life != life and shard not in batch.acked:
-                count = batch.parts[shard].count
-                asked = member.shard.lease(batch.step, count, batch.batch_id)
-                now = member.shard.life
-                batch.parts[shard] = await self._say(member, member.ask("lease", asked, until))
-                batch.lives[shard] = now
-        return batch
+            if (now := member.shard.life) != life and shard not in batch.acked:
+                status = await self._say(member, member.call("status", {}, until))
+                there = {lease["batch_id"]: lease["groups"] for lease in status["buffer"]["leases"]}
+                part = batch.parts[shard]
+                if there.get(batch.batch_id) == part.count and member.shard.life == now:
+                    asked = member.shard.lease(batch.step, part.count, batch.batch_id)
+                    batch.parts[shard] = await self._say(member, member.ask("lease", asked, until))
+                    batch.lives[shard] = now
+                elif status["state"] == "starting":
+                    raise NotNow("not_enough", f"a part of the batch is in shard {shard}, which is starting")
+                elif not batch.acking and batch.batch_id in self._leased:  # what is ready there by now is another batch
+                    self._end(batch, "expired")
+        return batch.batch_id in self._leased and not batch.acking
 
     async def _say(self, member: Member, answer: Any) -> Any:
         """Wait for a shard's answer; that it is lost is said as what a caller may ask again."""
@@ -196,10 +230,14 @@ class FannedBatches:
         """Have a shard do what it has not been told yet."""
         for batch_id, what in tuple(member.owed.items()):
             until = asyncio.get_running_loop().time() + self._answer_s
-            if what == "give_back":
-                await member.ask("give_back", member.shard.give_back(batch_id), until)
-            else:
-                await self._consume(member, batch_id, until)
+            try:
+                if what == "give_back":
+                    await member.ask("give_back", member.shard.give_back(batch_id), until)
+                else:
+                    await self._consume(member, batch_id, until)
+            except RolloutError as error:
+                member.fall(str(error))  # nobody else would ask it again: it is held, and pays before it opens
+                raise
             member.owed.pop(batch_id, None)
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
@@ -224,7 +262,8 @@ class FannedBatches:
             except (Conflict, NotFound):
                 expired.append(batch_id)
             except NotNow:
-                continue
+                if batch_id not in self._leased:  # it was not accepted
+                    raise
         return tuple(expired)
 
     async def _acknowledge(self, batch_id: str) -> None:
@@ -232,6 +271,8 @@ class FannedBatches:
         if batch is None:
             if (fate := self._fates.get(batch_id)) == "acknowledged":
                 return
+            if fate is None and groups_in(batch_id) is not None and self._found.may_have(batch_id):
+                raise NotNow("starting", f"not every shard has said yet whether it has a part of batch {batch_id}")
             if fate is None:
                 raise NotFound(f"no batch {batch_id}")
             raise self._over(batch_id)
@@ -256,14 +297,19 @@ class FannedBatches:
 
     async def _consume(self, member: Member, batch_id: str, until: float) -> None:
         batch = self._leased.get(batch_id)
-        if batch is None or member.shard_id in batch.acked:
+        if batch is None:
+            if self._fates.get(batch_id) == "acknowledged":  # with an earlier coordinator
+                with suppress(Conflict, NotFound):
+                    await member.call("ack", {"batch_id": batch_id}, until)
+            return
+        if member.shard_id in batch.acked:
             return
         try:
             await member.call("ack", {"batch_id": batch_id}, until)
         except (Conflict, NotFound):
             if batch.lives[member.shard_id] == member.shard.life:  # it ended there, before it did here
                 self._end(batch, "expired")
-                raise
+                return
             # In a life before it was consumed, or it went with that life: there is nothing to consume any more.
         batch.acked.add(member.shard_id)
         if batch.acked >= set(batch.parts):
@@ -307,71 +353,16 @@ class FannedBatches:
                 self._end(batch, "expired")
         known = (*self._leased, *self._fates, *self._lending)
         self._found.see(member.shard_id, status["buffer"]["leases"], known)
-        for batch_id in tuple(self._found.parts):
-            await self._recall(batch_id)
+        await self._recalling.recall()
 
-    async def _recall(self, batch_id: str) -> None:
-        """Go on with a batch of an earlier coordinator's; what it did not finish lending is given back."""
-        parts, verdict = self._found.parts[batch_id], self._found.verdict(batch_id)
-        members = [member for member in self._members.all if member.shard_id in parts]
-        now = asyncio.get_running_loop().time()
-        until = now + self._answer_s
-        if verdict == "unknown":
-            return
-        if verdict == "whole":
-            step = self._found.step_of(batch_id)
-            leased: dict[str, Leased] = {}
-            for member in members:
-                asked = member.shard.lease(step, parts[member.shard_id][1], batch_id)
-                leased[member.shard_id] = await member.ask("lease", asked, until)
-            lives = {shard: self._members.by_id[shard].shard.life for shard in leased}
-            metrics = merge_figures([part.metrics for part in leased.values()], 0.0, 0.0)
-            self._leased[batch_id] = MergedBatch(batch_id, step, leased, lives, metrics, now + self._lease_s)
-            self._set_timer()
+    def _recalled(self, batch_id: str, batch: MergedBatch | None, fate: str) -> None:
+        """It is known what became of an earlier coordinator's batch: it is lent again, or has ended."""
+        if batch is None:
+            self._fates[batch_id] = fate
         else:
-            others = [member for member in self._members.all if member.shard_id not in parts]
-            asked_others = await self._members.fan(
-                others, lambda member: member.call("ack", {"batch_id": batch_id}, until)
-            )
-            acked = bool(answers(asked_others))  # a part that is consumed: the ack was accepted, and cut short
-            if not acked and any(isinstance(outcome, ShardLost) for outcome in asked_others.values()):
-                return
-            for member in members:
-                if acked:
-                    await member.call("ack", {"batch_id": batch_id}, until)
-                else:
-                    await member.ask("give_back", member.shard.give_back(batch_id), until)
-            self._fates[batch_id] = "acknowledged" if acked else "expired"
-        self._found.parts.pop(batch_id, None)
+            self._leased[batch_id] = batch
+            self._set_timer()
         self.wake()
-
-    def _shortage(self, gathering: Gathering | None, groups: int) -> NotNow:
-        """Why a batch is not there: which shard lacks what."""
-        ready = gathering.ready if gathering is not None else {}
-        final = gathering.final if gathering is not None else {}
-        shares = share_out(groups, {member.shard_id: groups for member in self._members.all})
-        shards: dict[str, Any] = {}
-        for member in self._members.all:
-            said = final.get(member.shard_id)
-            waiting_for = ((member.known or {}).get("producer") or {}).get("waiting_for", "")
-            shards[member.shard_id] = {
-                "ready": ready.get(member.shard_id, 0),
-                "wanted": shares[member.shard_id],
-                "reason": member.why or (said.message if said is not None else waiting_for),
-                **({"detail": said.detail} if said is not None else {}),
-            }
-        lacking = {name: told for name, told in shards.items() if told["ready"] < told["wanted"]}
-        told = "; ".join(
-            f"{name} has {one['ready']} of {one['wanted']}: {one['reason']}" for name, one in lacking.items()
-        )
-        hopeless = gathering is not None and gathering.hopeless
-        kind: NotNowType = "paused" if self._paused() else "not_enough"
-        if hopeless and final:
-            kinds = {error.type for error in final.values()}
-            kind = "exhausted" if kinds == {"exhausted"} else "failed" if kinds == {"failed"} else kind
-        total = sum(ready.values())
-        detail = {"ready": total, "wanted": groups, "can_be_met": not hopeless, "shards": shards}
-        return NotNow(kind, f"{total} of {groups} groups are ready: {told}", detail=detail)
 
 
 def _check(step: int, groups: int, timeout_s: float) -> None:

@@ -38,7 +38,7 @@ from rollout_svc.rollout.tally import Tally
 from rollout_svc.tokens import TextCodec
 from rollout_svc.workers.pool import WorkerPool
 from tests.support.stage import lines
-from tests.support.virtual import soon, virtual
+from tests.support.virtual import VirtualLoop, soon, virtual
 
 REQUIRED = 16
 
@@ -185,6 +185,28 @@ async def test_a_silent_source_holds_up_nobody() -> None:
         await soon(20)
         assert made.runs.started[-1][1].prompt.prompt_id == "p9"
     assert silent.closed
+
+
+@virtual
+async def test_a_rest_that_ends_between_a_look_and_the_timer_is_over() -> None:
+    """P10: time passes while the producer looks: a group whose rest ends just then goes on all the same."""
+    async with stand(source=pushed(1)) as made:
+        await soon(20)
+        ((_, group),) = made.runs.started
+        loop, asked = cast("VirtualLoop", asyncio.get_running_loop()), made.buffer.rests_until
+
+        def late() -> float | None:
+            at = asked()
+            if at is not None:
+                loop.pass_until(at + 1e-6)
+            return at
+
+        cast("Any", made.buffer).rests_until = late
+        made.runs.generating -= 1
+        group.hand_back(not_before=5.0)
+        made.buffer.put_back(group)
+        await asyncio.sleep(20.0)
+        assert [started is group for _, started in made.runs.started] == [True, True]
 
 
 @virtual

@@ -11,7 +11,7 @@ import pytest
 
 from rollout_svc.config import Portion
 from rollout_svc.errors import BadRequest, Conflict, NotNow
-from rollout_svc.sharding.local import LocalShard
+from rollout_svc.sharding.local import LocalShard, records
 from rollout_svc.sharding.protocol import Shard
 from tests.support.fake_sglang import FakeSGLang, Reply
 from tests.support.stage import Stage, lines, stage
@@ -67,8 +67,8 @@ async def test_what_is_ready_is_counted_and_leased_under_the_callers_id(engine: 
         leased = await mine.lease(0, 2, "b0.s0")
         assert leased.count == 2
         assert leased.metrics["groups"] == 2
-        records = [orjson.loads(record) for record in await leased.records()]
-        assert [record["prompt"]["id"] for record in records] == ["p0", "p1"]
+        told = [orjson.loads(record) for record in await leased.records()]
+        assert [record["prompt"]["id"] for record in told] == ["p0", "p1"]
         again = await mine.lease(0, 2, "b0.s0")
         assert await again.records() == await leased.records()
         assert made.groups("leased") == 2
@@ -94,6 +94,20 @@ async def test_what_is_given_back_is_ready_again_and_first(engine: FakeSGLang) -
         with pytest.raises(Conflict):
             await mine.lease(0, 2, "b0")
         assert await (await mine.lease(0, 2, "b1")).records() == first
+
+
+async def test_who_reads_late_leases_nothing(engine: FakeSGLang) -> None:
+    """The records of a lease are read while it is in force; after it nothing is lent in its name."""  # P1
+    async with stage(engine, pushed=2, portion=PART) as made:
+        mine = await opened(made)
+        assert await mine.ready_groups(0, 2, 10.0) == 2
+        leased = await mine.lease(0, 2, "b0")
+        assert records(made.service, "b0") == await leased.records()
+        await mine.give_back("b0")
+        for batch_id in ("b0", "of an earlier life"):
+            with pytest.raises(Conflict):
+                records(made.service, batch_id)
+        assert (made.groups("ready"), made.groups("leased")) == (2, 0)
 
 
 async def test_who_waits_for_groups_is_what_the_schedule_works_for(engine: FakeSGLang) -> None:
@@ -127,8 +141,8 @@ async def test_what_can_never_be_is_said_at_once(engine: FakeSGLang, tmp_path: P
         assert told.value.type == "exhausted"
         assert told.value.detail["ready"] == 2
         assert told.value.detail["can_be_met"] is False
-        records = await (await mine.lease(0, 9, "b")).records()
-        assert [orjson.loads(record)["prompt"]["id"] for record in records] == ["p0", "p2"]
+        left = await (await mine.lease(0, 9, "b")).records()
+        assert [orjson.loads(record)["prompt"]["id"] for record in left] == ["p0", "p2"]
 
 
 async def test_a_wait_ends_when_the_service_does(engine: FakeSGLang) -> None:

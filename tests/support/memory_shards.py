@@ -160,6 +160,8 @@ class MemoryShard:
 
     async def lease(self, step: int, at_most: int, batch_id: str) -> Part:
         await self._way("lease")
+        if batch_id in self.fates:
+            raise Conflict("ended", type="lease_expired")
         if batch_id not in self.leases:
             groups = self.ready[:at_most]
             self.leases[batch_id] = step, groups

@@ -42,6 +42,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Seconds since the loop was made, all of them virtual."""
         return self._jumping.now
 
+    def pass_until(self, at: float) -> None:
+        """Have it be so late, in the middle of a step, as it is where a step takes its time."""
+        self._jumping.now = max(self._jumping.now, at)
+
 
 def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """Run an async test in virtual time; it stands below `@given`, so that every example has a loop of its own."""
