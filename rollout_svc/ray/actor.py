@@ -66,7 +66,7 @@ class ServiceActor:
         return self._thread.service
 
     async def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(self._thread.run(call))
+        return await self._thread.ask(call)
 
     async def _ask(self, call: Callable[[RolloutService], T]) -> T:
         """Make a call that does not wait, in the service's loop."""

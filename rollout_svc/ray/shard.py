@@ -73,7 +73,7 @@ class ShardActor:
         if self._made is None:
             call.close()
             raise self._failure or RuntimeError("the shard was not made")
-        return Told(self._life, await asyncio.wrap_future(self._made.run(call)))
+        return Told(self._life, await self._made.ask(call))
 
     @property
     def _service(self) -> RolloutService:
