@@ -29,7 +29,7 @@ from rollout_svc.loop import new_event_loop
 from rollout_svc.service import STOP_MARGIN_S, RolloutService
 from rollout_svc.startup import StartFailed
 
-__all__ = ["THREAD", "Host", "ServiceThread"]
+__all__ = ["THREAD", "Failure", "Host", "ServiceThread"]
 
 T = TypeVar("T")
 Host = Callable[[Config], AbstractAsyncContextManager[tuple[RolloutService, str]]]
@@ -38,6 +38,18 @@ THREAD: Final = "rollout-service"
 """Name of the thread."""
 _START_S: Final = 120.0  # seconds to bind and to read the journal: a large one takes some
 _log = structlog.get_logger("actor")
+
+
+class Failure:
+    """What a service could not be made for, to be raised at every call."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._at = None if error is None else error.__traceback__
+
+    def again(self) -> Exception:
+        """The error, and where it was first raised: those who raise it again are not added up."""
+        return RuntimeError("the service was not made") if self._error is None else self._error.with_traceback(self._at)
 
 
 class ServiceThread:
