@@ -3,8 +3,8 @@
 Invariants:
 
 - A batch counts as received where it was unpacked, in this process; one that nobody looked at is not acknowledged.
-- It stays until a take or a checkpoint that carried its acknowledgement has been answered: one that failed may be
-  repeated as it is. Acknowledging a batch twice is the same as once.
+- It stays until a take that carried its acknowledgement has been answered: one that failed may be repeated as it is.
+  What an `ack` or a checkpoint has acknowledged goes with the next take once more. Twice is the same as once.
 - Taking a step again never acknowledges the batch of that step.
 - What an acknowledgement was sent for is not read any more.
 """

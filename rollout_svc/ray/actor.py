@@ -23,7 +23,7 @@ from rollout_svc.config import Config
 from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.ray.batch import Contents, Encoded, Packed, contents, pack
 from rollout_svc.ray.sharded import coordinator_of, hosted_shards, pack_shards
-from rollout_svc.ray.thread import ServiceThread
+from rollout_svc.ray.thread import Failure, ServiceThread
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.reading import checked
 from rollout_svc.service import RolloutService
@@ -47,18 +47,18 @@ class ServiceActor:
     def __init__(self, config: Config) -> None:
         """Start the service; where that fails every call raises what it failed with."""
         self._made: ServiceThread | None = None
-        self._failure: Exception | None = None
+        self._failure = Failure()
         try:
             address = _node_address()
             host = partial(hosted_shards, level="info", address=address) if config.producer.shards > 1 else None
             self._made = ServiceThread(config, address, host)
         except Exception as error:  # noqa: BLE001 - told to whoever calls, whatever it is
-            self._failure = error
+            self._failure = Failure(error)
 
     @property
     def _thread(self) -> ServiceThread:
         if self._made is None:
-            raise self._failure or RuntimeError("the service was not made")
+            raise self._failure.again()
         return self._made
 
     @property
@@ -66,7 +66,7 @@ class ServiceActor:
         return self._thread.service
 
     async def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(self._thread.run(call))
+        return await self._thread.ask(call)
 
     async def _ask(self, call: Callable[[RolloutService], T]) -> T:
         """Make a call that does not wait, in the service's loop."""

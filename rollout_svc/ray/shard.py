@@ -6,7 +6,8 @@ Invariants:
   node, where its journal is.
 - A call is to one life of the shard: one that finds another there has done nothing, and is `ShardLost`. So whoever
   asks learns of a restart before it is answered by what came of it.
-- Every call ends: where the actor has died, is started again or does not answer in time with `ShardLost`.
+- Every call ends: where the actor has died, is started again, does not answer in time, or fails with what is no error
+  of ours, with `ShardLost`.
 - A call whose caller is cancelled is cancelled in the actor.
 """
 
@@ -19,9 +20,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rollout_svc.config import Config, Portion
+from rollout_svc.engines.ray_connection import first_line
 from rollout_svc.errors import RolloutError
 from rollout_svc.hosting import hosted
-from rollout_svc.ray.thread import ServiceThread
+from rollout_svc.ray.thread import Failure, ServiceThread
 from rollout_svc.service import RolloutService
 from rollout_svc.sharding.local import answer, lease, ready_groups, records
 from rollout_svc.sharding.protocol import ShardLost
@@ -59,11 +61,11 @@ class ShardActor:
         """Start it; where that fails every call raises what it failed with."""
         self._life = secrets.token_hex(8)
         self._made: ServiceThread | None = None
-        self._failure: Exception | None = None
+        self._failure = Failure()
         try:
             self._made = ServiceThread(config, host=lambda config: hosted(config, "info", portion=portion))
         except Exception as error:  # noqa: BLE001 - an error in a constructor would reach nobody but as text
-            self._failure = error
+            self._failure = Failure(error)
 
     async def _told(self, life: str | None, call: Coroutine[Any, Any, T]) -> Told:
         """Make a call in the service's loop, if it is to this life."""
@@ -72,13 +74,13 @@ class ShardActor:
             return Told(self._life, None, moved=True)
         if self._made is None:
             call.close()
-            raise self._failure or RuntimeError("the shard was not made")
-        return Told(self._life, await asyncio.wrap_future(self._made.run(call)))
+            raise self._failure.again()
+        return Told(self._life, await self._made.ask(call))
 
     @property
     def _service(self) -> RolloutService:
         if self._made is None:
-            raise self._failure or RuntimeError("the shard was not made")
+            raise self._failure.again()
         return self._made.service
 
     async def ready_groups(self, life: str | None, step: int, wanted: int, timeout_s: float) -> Told:
@@ -219,15 +221,15 @@ class RayShard:
         try:
             async with asyncio.timeout(within_s):
                 told: Told = await asyncio.wrap_future(reference.future())
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, RolloutError):
+                raise error.cause from None
+            raise ShardLost(f"shard {self.shard_id}: {type(error.cause).__name__}: {first_line(error)}") from error
         except TimeoutError:
             ray.cancel(reference)
             raise ShardLost(f"shard {self.shard_id} did not answer {name} within {within_s:g} s") from None
         except asyncio.CancelledError:
             ray.cancel(reference)
-            raise
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, RolloutError):
-                raise error.cause from None
             raise
         except ray.exceptions.RayError as error:
             raise ShardLost(f"shard {self.shard_id}: {type(error).__name__}") from error

@@ -17,10 +17,11 @@ from typing import Any, Final
 
 from rollout_svc.config import Config
 from rollout_svc.configfile import config_from_mapping, load_config
+from rollout_svc.engines.ray_connection import first_line
 from rollout_svc.errors import ConfigError, Conflict, NotFound, RolloutError
 from rollout_svc.ray.actor import BATCHES, GROUPS, WAITING, ServiceActor
 from rollout_svc.ray.handle import CALLS, RolloutHandle
-from rollout_svc.startup import StartTimeout
+from rollout_svc.startup import StartFailed, StartTimeout
 
 __all__ = ["connect", "start", "stop"]
 
@@ -57,7 +58,7 @@ def start(
     Raises:
         ConfigError: it cannot be used, or is for no cluster; nothing is left.
         Conflict: `name_taken`: there is an actor of that name.
-        StartFailed: engines did not come up, or the cluster has no place for the actor; nothing is left.
+        StartFailed: engines did not come up, the actor ended, or the cluster has no place for it; nothing is left.
     """
     import ray  # noqa: PLC0415 - 1.2 s, for those who have Ray
 
@@ -83,9 +84,11 @@ def start(
         _get(ray, actor.made.remote(), deadline, f"actor {name!r}: the cluster has no place for it, or it hangs")
         if wait:
             _get(ray, actor.ready.remote(), deadline, f"actor {name!r}: its engines did not come up")
-    except BaseException:
+    except BaseException as error:
         _end(ray, handle)
-        raise
+        if not isinstance(error, ray.exceptions.RayError) or isinstance(error, ray.exceptions.RayTaskError):
+            raise
+        raise StartFailed(f"actor {name!r} ended before all was there: {first_line(error)}") from error
     return handle
 
 
@@ -114,8 +117,8 @@ def connect(name: str = NAME, namespace: str = NAMESPACE, *, timeout_s: float = 
             raise NotFound(f"the service {name!r} in the namespace {namespace!r} has ended") from error
         except StartTimeout:
             raise
-        except RolloutError:  # its service could not be made: every call says so, and it can be stopped
-            return RolloutHandle(actor)
+        except (RolloutError, ray.exceptions.RayTaskError):
+            return RolloutHandle(actor)  # its service could not be made: every call says so, and it can be stopped
         else:
             return RolloutHandle(actor)
 

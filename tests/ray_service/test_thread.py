@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from rollout_svc.config import Config
 from rollout_svc.configfile import config_from_mapping
 from rollout_svc.errors import ConfigError, NotNow
+from rollout_svc.hosting import hosted
 from rollout_svc.ray.thread import ServiceThread
 from rollout_svc.service import RolloutService
+from rollout_svc.startup import StartFailed
 from tests.cluster.configs import service
 from tests.cluster.fakes import fake_engine
 
@@ -77,3 +84,45 @@ def test_a_service_that_listens_everywhere_says_where_it_is() -> None:
         assert made.url.startswith("http://192.0.2.7:")
     finally:
         made.stop().result(WAIT_S)
+
+
+def test_a_call_ends_with_the_service() -> None:
+    """P14: one that is cut off by the end of the loop is told that the service has stopped, as one that comes late."""
+    with fake_engine() as engine:
+        made = started({"url": engine.url})
+        made.ready.result(WAIT_S)
+
+        async def cut_off() -> None:
+            begun = asyncio.Event()
+            asking = asyncio.ensure_future(made.ask(_for_ever(asyncio.get_running_loop(), begun)))
+            async with asyncio.timeout(WAIT_S):
+                await begun.wait()
+                await asyncio.wrap_future(made.stop())
+                await asking
+
+        with pytest.raises(NotNow) as told:
+            asyncio.run(cut_off())
+        assert told.value.type == "stopping"
+
+
+async def _for_ever(caller: asyncio.AbstractEventLoop, begun: asyncio.Event) -> None:
+    caller.call_soon_threadsafe(begun.set)
+    await asyncio.Event().wait()
+
+
+def test_a_start_that_is_given_up_leaves_no_service() -> None:
+    """What comes up after nobody waits for it any more is stopped at once, with what it began."""
+    late, over = threading.Event(), threading.Event()
+
+    @asynccontextmanager
+    async def slow(config: Config) -> AsyncIterator[tuple[RolloutService, str]]:
+        await asyncio.to_thread(late.wait, WAIT_S)
+        async with hosted(config, "info") as hosts:
+            yield hosts
+        over.set()
+
+    settings = config_from_mapping(service(cluster=None))
+    with pytest.raises(StartFailed, match=r"not there after 0\.05 s"):
+        ServiceThread(settings, host=slow, start_s=0.05)
+    late.set()
+    assert over.wait(WAIT_S)

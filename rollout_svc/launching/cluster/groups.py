@@ -5,6 +5,7 @@ Invariants:
 - Blocks: every function is called in a thread.
 - No group of ours outlives this process: whatever ends it, the keeper's connection ends, and the groups with it.
 - A group that is gone is made anew by whoever needs it: a keeper that was lost took all of its groups along.
+- After `close` there is no keeper, also where one was just being made.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,41 +29,67 @@ _REACH_S: Final = 10.0  # seconds to connect to it on this node
 
 
 class OwnGroups:
-    """Makes groups, and removes them; used by one thread at a time."""
+    """Makes groups, and removes them; `make` is called by one thread at a time, `close` by any."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._keeper: Any = None
-        self._held: socket.socket | None = None
-
-    @property
-    def made(self) -> bool:
+        self._keeper: tuple[Any, socket.socket] | None = None
+        self._lock = threading.Lock()  # between a keeper that has just come up and the end
+        self._over = False
+        self.made = False
         """Whether there may be any."""
-        return self._keeper is not None
 
     def make(self, bundles: Sequence[Resources], strategy: str) -> Any:
         """Make a group; it is placed later. Raises LaunchFailed, or what Ray does."""
         import ray  # noqa: PLC0415 - a second to import, for those who have a cluster
 
-        name = f"rollout-{service_name()}-{secrets.token_hex(4)}"
+        self.made = True
         wanted = [dict(bundle) for bundle in bundles]
-        if self._keeper is not None:
+        name = f"rollout-{service_name()}-{secrets.token_hex(4)}"
+        while True:
+            self._check()
+            before = self._keeper
+            keeper = self._have(_hire(self._namespace)) if before is None else before[0]
             try:
-                return ray.get(self._keeper.make.remote(wanted, strategy, name), timeout=_KEEPER_S)
+                return ray.get(keeper.make.remote(wanted, strategy, name), timeout=_KEEPER_S)
             except ray.exceptions.RayActorError:
-                self.close()
-        self._keeper, self._held = _hire(self._namespace)
-        return ray.get(self._keeper.make.remote(wanted, strategy, name), timeout=_KEEPER_S)
+                self._let_go()
+                self._check()
+                if before is None:
+                    raise
 
     def close(self) -> None:
-        """End the keeper, and with it every group. Idempotent."""
-        import ray  # noqa: PLC0415 - as above
+        """End the keeper, and with it every group, for good. Idempotent."""
+        self._over = True
+        self._let_go()
 
-        keeper, self._keeper = self._keeper, None
-        if self._held is not None:
-            self._held.close()
-        if keeper is not None:
-            ray.kill(keeper)
+    def _have(self, hired: tuple[Any, socket.socket]) -> Any:
+        """Keep a keeper that was just made; raises LaunchFailed where nobody wants it any more."""
+        with self._lock:
+            self._keeper = hired
+        if self._over:
+            self._let_go()
+        self._check()
+        return hired[0]
+
+    def _check(self) -> None:
+        if self._over:
+            raise LaunchFailed("the service stops")
+
+    def _let_go(self) -> None:
+        with self._lock:
+            hired, self._keeper = self._keeper, None
+        if hired is not None:
+            _end(*hired)
+
+
+def _end(keeper: Any, held: socket.socket | None) -> None:
+    import ray  # noqa: PLC0415 - as above
+
+    if held is not None:
+        held.close()
+    if ray.is_initialized():  # else Ray would start a cluster to tell it; it ends with the connection as well
+        ray.kill(keeper)
 
 
 def _hire(namespace: str) -> tuple[Any, socket.socket]:
@@ -82,9 +110,7 @@ def _hire(namespace: str) -> tuple[Any, socket.socket]:
         if held.recv(1) != b"k":
             raise LaunchFailed("the keeper of the placement groups let go at once")  # noqa: TRY301 - ended below
     except BaseException:
-        if held is not None:
-            held.close()
-        ray.kill(keeper)
+        _end(keeper, held)
         raise
     return keeper, held
 

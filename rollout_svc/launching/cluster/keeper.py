@@ -8,7 +8,7 @@ Invariants:
 
 - The service's process holds a connection to this actor. The system closes it when that process ends, however it does;
   this actor ends then, and Ray removes its groups at once.
-- Where nobody connects within `CONNECT_S`, it ends as well.
+- Where nobody connects within `CONNECT_S`, it ends as well: also where who made it ended before it could ask anything.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import asyncio
 import hmac
 import os
 import secrets
+import threading
 from typing import Any, Final
 
 __all__ = ["CONNECT_S", "TOKEN_BYTES", "GroupKeeper"]
@@ -30,10 +31,12 @@ _LAST_S: Final = 5.0  # seconds in which Ray ends an actor that says it is done
 class GroupKeeper:
     """Makes placement groups, and has them as long as somebody holds on to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect_s: float = CONNECT_S) -> None:
+        self._unmet = threading.Timer(connect_s, os._exit, (0,))
+        self._unmet.daemon = True
+        self._unmet.start()
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._server: asyncio.Server | None = None
-        self._came = asyncio.Event()
         self._left = asyncio.Event()
 
     async def listen(self) -> tuple[str, int, bytes]:
@@ -49,13 +52,7 @@ class GroupKeeper:
         """Wait until nobody holds on any more, and end this actor."""
         import ray  # noqa: PLC0415 - as above
 
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await self._came.wait()
-        except TimeoutError:
-            pass
-        else:
-            await self._left.wait()
+        await self._left.wait()
         asyncio.get_running_loop().call_later(_LAST_S, os._exit, 0)
         ended: Any = ray.actor.exit_actor
         ended()
@@ -68,16 +65,17 @@ class GroupKeeper:
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Know the one who holds on by what it says; anybody else is shown out."""
+        held = False
         try:
             async with asyncio.timeout(CONNECT_S):
                 said = await reader.readexactly(TOKEN_BYTES)
-            if hmac.compare_digest(said, self._token):
-                self._came.set()
+            if held := hmac.compare_digest(said, self._token):
+                self._unmet.cancel()
                 writer.write(b"k")
                 await reader.read()
-                self._left.set()
         except (OSError, EOFError, TimeoutError):
-            if self._came.is_set():
-                self._left.set()
+            return
         finally:
+            if held:
+                self._left.set()
             writer.close()

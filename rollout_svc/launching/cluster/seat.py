@@ -180,8 +180,10 @@ class RaySeat:
             self._lost = True  # what it may have started ends with the actor
             raise LaunchFailed(f"the actor at {self.host} did not answer within {_START_S:g} s") from None
         except Exception as error:
-            cause = getattr(error, "cause", None)
-            raise LaunchFailed(str(cause) if isinstance(cause, LaunchFailed) else first_line(error)) from error
+            if isinstance(cause := getattr(error, "cause", None), LaunchFailed):
+                raise LaunchFailed(str(cause)) from error
+            self._lost = True  # as above: Ray cannot tell whether the actor heard it
+            raise LaunchFailed(first_line(error)) from error
         self._process = RayProcess(self._actor, pid)
         return self._process
 
@@ -196,7 +198,8 @@ class RaySeat:
         import ray  # noqa: PLC0415 - as where the actor was made
 
         self._lost = True
-        ray.kill(self._actor)  # sends a word and waits for nothing
+        if ray.is_initialized():  # else it ended when this process left the cluster, and Ray would start one to tell it
+            ray.kill(self._actor)  # sends a word and waits for nothing
 
     async def release(self) -> None:
         """End the actor, and give its place back."""

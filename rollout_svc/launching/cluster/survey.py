@@ -3,7 +3,7 @@
 Invariants:
 
 - Only what is certain to fail is a problem: engines that could be placed if nothing else ran there are let through.
-- Nothing is made on the cluster; the connection is ended with the look.
+- Nothing is made on the cluster; a connection that was made for the look is ended with it.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ def _look(address: str) -> tuple[list[dict[str, Any]], Resources]:
     import ray  # noqa: PLC0415 - a second to import, for those who have a cluster
 
     here: Any = ray
+    joined = here.is_initialized()
     connect(address)
     try:
         nodes = [
@@ -114,7 +115,8 @@ def _look(address: str) -> tuple[list[dict[str, Any]], Resources]:
         ]
         return nodes, _said(here.available_resources())
     finally:
-        here.shutdown()
+        if not joined:
+            here.shutdown()
 
 
 def _said(resources: Mapping[str, float]) -> Resources:
