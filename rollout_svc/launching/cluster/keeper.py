@@ -8,7 +8,8 @@ Invariants:
 
 - The service's process holds a connection to this actor. The system closes it when that process ends, however it does;
   this actor ends then, and Ray removes its groups at once.
-- Where nobody connects within `CONNECT_S`, it ends as well.
+- Where nobody connects within `CONNECT_S` of its beginning, it ends as well: also where no call ever arrives, for the
+  service may be gone before the first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import hmac
 import os
 import secrets
+import threading
 from typing import Any, Final
 
 __all__ = ["CONNECT_S", "TOKEN_BYTES", "GroupKeeper"]
@@ -30,11 +32,19 @@ _LAST_S: Final = 5.0  # seconds in which Ray ends an actor that says it is done
 class GroupKeeper:
     """Makes placement groups, and has them as long as somebody holds on to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect_s: float = CONNECT_S) -> None:
+        """Begin to wait for the one who holds on; from another thread, for no loop is known here."""
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._server: asyncio.Server | None = None
         self._came = asyncio.Event()
         self._left = asyncio.Event()
+        self._patience = threading.Timer(connect_s, self._end_if_alone)
+        self._patience.daemon = True
+        self._patience.start()
+
+    def _end_if_alone(self) -> None:
+        if not self._came.is_set():
+            os._exit(0)
 
     async def listen(self) -> tuple[str, int, bytes]:
         """Listen for the one who holds on; returns address, port, and what it has to say first."""
@@ -49,13 +59,7 @@ class GroupKeeper:
         """Wait until nobody holds on any more, and end this actor."""
         import ray  # noqa: PLC0415 - as above
 
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await self._came.wait()
-        except TimeoutError:
-            pass
-        else:
-            await self._left.wait()
+        await self._left.wait()
         asyncio.get_running_loop().call_later(_LAST_S, os._exit, 0)
         ended: Any = ray.actor.exit_actor
         ended()
