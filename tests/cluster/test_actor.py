@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -111,6 +111,24 @@ def test_calls_over_ray_are_those_of_the_service(nodes: Nodes) -> None:
             client.status()
 
 
+_TAKE: Final[dict[str, Any]] = {"step": 0, "groups": 1, "timeout_s": 0.1}
+_EVALUATE: Final[dict[str, Any]] = {"task": "t", "timeout_s": 1.0}
+_WRONG: Final[list[tuple[str, dict[str, Any], str]]] = [
+    ("take_batch", _TAKE | {"ack": "b0"}, "ack"),
+    ("take_batch", _TAKE | {"ack": 5}, "ack"),
+    ("checkpoint", {"path": "snapshot", "step": 0, "ack": "b0"}, "ack"),
+    ("ack", {"batch_id": ["b0"]}, "batch_id"),
+    ("put_prompts", {"task": "t", "prompts": None}, "prompts"),
+    ("put_prompts", {"task": "t", "prompts": "abc"}, "prompts"),
+    ("put_prompts", {"task": "t", "prompts": [5]}, "prompts.0"),
+    ("evaluate", _EVALUATE | {"prompts": None}, "prompts"),
+    ("evaluate", _EVALUATE | {"prompts": [None]}, "prompts.0"),
+    ("update_weights", {"version": 1, "source": None}, "source"),
+    ("remove_worker", {"worker_id": 5}, "worker_id"),
+]
+"""Arguments that no call can use: a BadRequest with the path, as over HTTP."""
+
+
 def _check_errors(rollout: Any) -> None:
     import ray
 
@@ -128,6 +146,10 @@ def _check_errors(rollout: Any) -> None:
     with pytest.raises(BadRequest) as worker:
         ray.get(rollout.add_worker.remote(max_batch=0), timeout=30)
     assert "max_batch" in str(worker.value.detail)
+    for name, given, path in _WRONG:
+        with pytest.raises(BadRequest) as wrong:
+            ray.get(getattr(rollout, name).remote(**given), timeout=30)
+        assert wrong.value.detail[0]["path"] == path, (name, given)
     with pytest.raises(TypeError):
         rollout.pause.remote(deadline=1.0)
     with pytest.raises(TypeError):
