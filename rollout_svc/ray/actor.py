@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from rollout_svc.config import Config
-from rollout_svc.errors import BadRequest
+from rollout_svc.errors import BadRequest, NotNow
 from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.ray.batch import Contents, Encoded, Packed, contents, pack
 from rollout_svc.ray.sharded import coordinator_of, hosted_shards, pack_shards
@@ -67,7 +67,13 @@ class ServiceActor:
         return self._thread.service
 
     async def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(self._thread.run(call))
+        try:
+            return await asyncio.wrap_future(self._thread.run(call))
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise NotNow("stopping", "the service stopped meanwhile") from None  # it was ended there, not here
 
     async def _ask(self, call: Callable[[RolloutService], T]) -> T:
         """Make a call that does not wait, in the service's loop."""

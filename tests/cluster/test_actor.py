@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,6 +71,27 @@ def test_a_service_that_cannot_be_says_all_that_is_wrong(nodes: Nodes, tmp_path:
             rollout_svc.ray.start(held, name="held")
     finally:
         rollout_svc.ray.stop(rollout)
+
+
+@pytest.mark.timeout(240)
+def test_of_several_starts_at_once_one_has_the_name(nodes: Nodes) -> None:
+    """P35: the others get the conflict that a later one gets."""
+    import rollout_svc.ray
+
+    assert nodes.address
+
+    def begun(_: int) -> Any:
+        try:
+            return rollout_svc.ray.start(service(), name="twin")
+        except Conflict as error:
+            return error.type
+
+    with ThreadPoolExecutor(3) as threads:
+        made = list(threads.map(begun, range(3)))
+    handles = [one for one in made if one != "name_taken"]
+    for handle in handles:
+        rollout_svc.ray.stop(handle)
+    assert len(handles) == 1
 
 
 @pytest.mark.timeout(240)

@@ -407,6 +407,18 @@ async def test_an_evaluation_is_dealt_out_and_comes_back_in_order() -> None:
 
 
 @virtual
+async def test_a_call_that_waits_for_a_shard_is_told_of_the_stop() -> None:
+    """P14: who waits while the service stops gets an error of the service; only who is cancelled is cancelled."""
+    async with staged() as (coordinator, _, other):
+        other.silent = True
+        waiting = asyncio.ensure_future(coordinator.evaluate("t", [{"text": "x"}, {"text": "y"}], timeout_s=50.0))
+        await asyncio.sleep(0.1)
+        await coordinator.stop()
+        with pytest.raises(NotNow, match="stopping"):
+            await waiting
+
+
+@virtual
 async def test_who_is_stuck_is_named_over_all_shards() -> None:
     """Workers have names that hold over all shards, everywhere."""
     async with staged() as (coordinator, *_):
