@@ -13,13 +13,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import orjson
 
 from rollout_svc.config import Config
+from rollout_svc.errors import BadRequest
 from rollout_svc.evaluations.evaluation import record_of
 from rollout_svc.ray.batch import Contents, Encoded, Packed, contents, pack
 from rollout_svc.ray.sharded import coordinator_of, hosted_shards, pack_shards
@@ -144,7 +145,7 @@ class ServiceActor:
         client: str | None = None,
     ) -> Packed:
         """See `RolloutService.take_batch`; heavy tensors travel as references."""
-        body = checked({"step": step, "groups": groups, "timeout_s": timeout_s, "ack": list(ack)}, bodies.Batch)
+        body = checked({"step": step, "groups": groups, "timeout_s": timeout_s, "ack": _listed(ack)}, bodies.Batch)
         if (coordinator := coordinator_of(self._service)) is not None:
             return await self._run(pack_shards(coordinator, body, client, tensors=tensors))
         taken = await self._run(self._take(body, tensors=tensors))
@@ -158,16 +159,16 @@ class ServiceActor:
 
     async def ack(self, batch_id: str) -> Json:
         """See `RolloutService.ack`."""
-        return await self._run(self._service.ack(batch_id))
+        return await self._run(self._service.ack(_name("batch_id", batch_id)))
 
     async def put_prompts(self, task: str, prompts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """See `RolloutService.put_prompts`."""
-        body = checked({"task": task, "prompts": [dict(prompt) for prompt in prompts]}, bodies.Prompts)
+        body = checked({"task": task, "prompts": _listed(prompts)}, bodies.Prompts)
         return await self._run(self._service.put_prompts(body.task, body.prompts))
 
     async def checkpoint(self, path: str, step: int, ack: Sequence[str] = ()) -> Json:
         """See `RolloutService.checkpoint`; the file is on the actor's node."""
-        body = checked({"path": path, "step": step, "ack": list(ack)}, bodies.Checkpoint)
+        body = checked({"path": path, "step": step, "ack": _listed(ack)}, bodies.Checkpoint)
         return await self._run(self._service.checkpoint(body.path, body.step, body.ack))
 
     async def evaluate(
@@ -180,7 +181,7 @@ class ServiceActor:
         timeout_s: float = 600.0,
     ) -> Encoded:
         """See `RolloutService.evaluate`."""
-        given = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
+        given = {"task": task, "prompts": _listed(prompts), "timeout_s": timeout_s}
         body = checked(given | _given(sampling=sampling, version=version), bodies.Evaluation)
         return Encoded(await self._run(self._evaluate(body)))
 
@@ -202,7 +203,7 @@ class ServiceActor:
         self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None, force: bool = False
     ) -> Json:
         """See `RolloutService.update_weights`."""
-        given = {"version": version, "source": dict(source), "force": force} | _given(pause=pause)
+        given = {"version": version, "source": _plain(source), "force": force} | _given(pause=pause)
         body = checked(given, bodies.Weights)
         during = None if body.pause is None else body.pause.model_dump()
         described = body.source.model_dump(exclude_none=True, exclude_defaults=True)
@@ -230,11 +231,29 @@ class ServiceActor:
 
     async def remove_worker(self, worker_id: str) -> Json:
         """See `RolloutService.remove_worker`."""
-        return await self._run(self._service.remove_worker(worker_id))
+        return await self._run(self._service.remove_worker(_name("worker_id", worker_id)))
 
 
 def _given(**arguments: Any) -> Json:
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _listed(given: Any) -> Any:
+    """What is given as a list of plain values; what is none stays as it is, for the models to refuse."""
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        return given
+    return [_plain(one) for one in given]
+
+
+def _plain(given: Any) -> Any:
+    return dict(given) if isinstance(given, Mapping) else given
+
+
+def _name(path: str, given: Any) -> str:
+    """What the control API has in an address, where everything is text."""
+    if not isinstance(given, str):
+        raise BadRequest.at(path, "expected a string")
+    return given
 
 
 def _node_address() -> str:

@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 from rollout_svc.ray.acks import Acks
@@ -65,8 +66,8 @@ class _Take(_Call):
                 nothing: acknowledging that batch is then the caller's.
             tensors: as padded torch tensors, as `RolloutClient.take_batch` gives them.
         """
-        acked = self._acks.beside(step) if ack == "auto" else list(ack or ())
-        self._acks.sent(acked)
+        acked = self._acks.beside(step) if ack == "auto" else _named(ack)
+        self._acks.sent(acked if isinstance(acked, list) else ())
         client = None if ack is None else self._acks.client
         return self._method.remote(step, groups, timeout_s, acked, tensors=tensors, client=client)
 
@@ -97,9 +98,17 @@ class _Checkpoint(_Call):
 
     def remote(self, path: str, step: int, *, ack: Ack = "auto") -> Any:
         """Write a snapshot; `ack`: `auto` acknowledges the batches that arrived here for earlier steps."""
-        acked = self._acks.before(step) if ack == "auto" else list(ack or ())
-        self._acks.sent(acked)
+        acked = self._acks.before(step) if ack == "auto" else _named(ack)
+        self._acks.sent(acked if isinstance(acked, list) else ())
         return self._method.remote(path, step, acked)
+
+
+def _named(ack: Any) -> Any:
+    """The batches that a caller names; what names none stays as it is, for the service to refuse."""
+    if ack is None:
+        return []
+    named = isinstance(ack, Iterable) and not isinstance(ack, str | bytes | Mapping)
+    return list(ack) if named else ack
 
 
 _OWN: Final[dict[str, type[_Take | _Ack | _Checkpoint]]] = {

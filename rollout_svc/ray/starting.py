@@ -74,7 +74,8 @@ def start(
     try:
         actor = _remote(ray).options(**named).remote(settings)
     except ValueError as error:
-        if "already taken" not in str(error):
+        raced = isinstance(error, ray.exceptions.ActorAlreadyExistsError)  # another start made it meanwhile
+        if not raced and "already taken" not in str(error):
             raise
         detail = {"name": name, "namespace": namespace}
         message = f"there is an actor {name!r} in the namespace {namespace!r}: connect to it, stop it, or take another"

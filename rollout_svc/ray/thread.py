@@ -114,9 +114,9 @@ class ServiceThread:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            if self._ended.done() and (caller is None or not caller.cancelling()):
-                raise _stopped() from None
-            raise
+            if caller is not None and caller.cancelling():
+                raise
+            raise _stopped() from None  # it was ended there, not here
 
     async def calling(self, call: Callable[[RolloutService], T]) -> T:
         """Make a call that only looks; to be run in the service's loop. Over shards it has to be awaited."""

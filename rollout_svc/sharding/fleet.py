@@ -38,13 +38,15 @@ def divide_trainer(config: Config, trainer: Trainer, weights: Mapping[str, int])
         weights: how much each shard can do.
 
     Raises:
-        BadRequest: a value is out of bounds.
+        BadRequest: a value is out of bounds, or a shard would have nothing to make.
     """
     try:
         whole = TrainerConfig.model_validate(config.trainer.model_dump() | dict(trainer))
     except ValidationError as error:
         listed = [{"path": problem.path, "message": problem.message} for problem in problems_of(error, "trainer")]
         raise BadRequest("; ".join(f"{p['path']}: {p['message']}" for p in listed), detail=listed) from error
+    if whole.train_batch_size < len(weights):
+        raise BadRequest.at("trainer.train_batch_size", f"expected a group for each of {len(weights)} shards")
     parts = shard_trainers(whole, list(weights.values()))
     own = ("train_batch_size", "over_sample_threshold")
     told = [{**trainer, **{name: getattr(part, name) for name in own}} for part in parts]

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeVar
 
+from rollout_svc.errors import NotNow
 from rollout_svc.sharding.accounts import EMPTY, ledger_sum, settled_in
 from rollout_svc.sharding.protocol import Shard, ShardLost
 from rollout_svc.sharding.reports import Silence
@@ -110,10 +111,13 @@ class Member:
 
         Raises:
             ShardLost: it died, or there was none in time. Whoever is meant to follow is out of step then.
+            NotNow: the service ended meanwhile, and the question with it; who asked was not cancelled.
         """
         task = self._tasks.spawn(f"{self.shard_id}:{what}", coroutine, handled=True)
         try:
             await wait_until((task,), until)
+            if task.cancelled():
+                raise NotNow("stopping", "the service is stopping")
             answer: T = task.result() if task.done() else _silent(self.shard_id, what)
         except ShardLost as lost:
             self.fall(str(lost))

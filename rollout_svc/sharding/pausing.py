@@ -6,7 +6,8 @@ Invariants:
   it in every shard: the union of lanes, the earlier deadline, the stronger mode.
 - A pause has returned by its deadline, whatever the shards do. One that did not acknowledge is out of step: named in
   the report, and paused again before it is let go on.
-- What one shard refuses is refused: where the pause was a new one, the others go on.
+- What a shard in step refuses is refused: where the pause was a new one, the others go on. One that is out of step, or
+  cannot be asked now (it is starting again, or has failed), refuses nothing: it has not acknowledged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rollout_svc.errors import Conflict, RolloutError
+from rollout_svc.errors import Conflict, NotNow, RolloutError
 from rollout_svc.gate import LANES, Lane, Mode, stronger
 from rollout_svc.pause.controller import PauseState
 from rollout_svc.pause.report import PauseReport
@@ -176,7 +177,10 @@ class FannedPause:
         except ShardLost:
             pass
         except RolloutError as error:
-            climb.refused = climb.refused or error
+            if isinstance(error, NotNow) or not member.inside:
+                member.fall(member.why or str(error))
+            else:
+                climb.refused = climb.refused or error
         else:
             # A join is acknowledged by the answer to itself: the one before was given before it arrived.
             if asked == climb.asked and member.shard.life == life:

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -73,6 +74,27 @@ def test_a_service_that_cannot_be_says_all_that_is_wrong(nodes: Nodes, tmp_path:
 
 
 @pytest.mark.timeout(240)
+def test_of_several_starts_at_once_one_has_the_name(nodes: Nodes) -> None:
+    """P35: the others get the conflict that a later one gets."""
+    import rollout_svc.ray
+
+    assert nodes.address
+
+    def begun(_: int) -> Any:
+        try:
+            return rollout_svc.ray.start(service(), name="twin")
+        except Conflict as error:
+            return error.type
+
+    with ThreadPoolExecutor(3) as threads:
+        made = list(threads.map(begun, range(3)))
+    handles = [one for one in made if one != "name_taken"]
+    for handle in handles:
+        rollout_svc.ray.stop(handle)
+    assert len(handles) == 1
+
+
+@pytest.mark.timeout(240)
 def test_calls_over_ray_are_those_of_the_service(nodes: Nodes) -> None:
     """P8, P35: errors arrive as they are, control passes waiting takes, and any job may call, over HTTP as well."""
     import ray
@@ -111,6 +133,24 @@ def test_calls_over_ray_are_those_of_the_service(nodes: Nodes) -> None:
             client.status()
 
 
+_TAKE: Final[dict[str, Any]] = {"step": 0, "groups": 1, "timeout_s": 0.1}
+_EVALUATE: Final[dict[str, Any]] = {"task": "t", "timeout_s": 1.0}
+_WRONG: Final[list[tuple[str, dict[str, Any], str]]] = [
+    ("take_batch", _TAKE | {"ack": "b0"}, "ack"),
+    ("take_batch", _TAKE | {"ack": 5}, "ack"),
+    ("checkpoint", {"path": "snapshot", "step": 0, "ack": "b0"}, "ack"),
+    ("ack", {"batch_id": ["b0"]}, "batch_id"),
+    ("put_prompts", {"task": "t", "prompts": None}, "prompts"),
+    ("put_prompts", {"task": "t", "prompts": "abc"}, "prompts"),
+    ("put_prompts", {"task": "t", "prompts": [5]}, "prompts.0"),
+    ("evaluate", _EVALUATE | {"prompts": None}, "prompts"),
+    ("evaluate", _EVALUATE | {"prompts": [None]}, "prompts.0"),
+    ("update_weights", {"version": 1, "source": None}, "source"),
+    ("remove_worker", {"worker_id": 5}, "worker_id"),
+]
+"""Arguments that no call can use: a BadRequest with the path, as over HTTP."""
+
+
 def _check_errors(rollout: Any) -> None:
     import ray
 
@@ -128,6 +168,10 @@ def _check_errors(rollout: Any) -> None:
     with pytest.raises(BadRequest) as worker:
         ray.get(rollout.add_worker.remote(max_batch=0), timeout=30)
     assert "max_batch" in str(worker.value.detail)
+    for name, given, path in _WRONG:
+        with pytest.raises(BadRequest) as wrong:
+            ray.get(getattr(rollout, name).remote(**given), timeout=30)
+        assert wrong.value.detail[0]["path"] == path, (name, given)
     with pytest.raises(TypeError):
         rollout.pause.remote(deadline=1.0)
     with pytest.raises(TypeError):

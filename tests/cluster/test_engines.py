@@ -134,6 +134,19 @@ def test_a_keeper_that_is_lost_costs_a_restart(start: Start, tmp_path: Path) -> 
     assert len(groups_alive()) == 1
 
 
+def test_a_keeper_that_nobody_comes_to_ends() -> None:
+    """A service that is killed as it makes one leaves nothing, also where no call of it ever arrived."""
+    import ray
+
+    from rollout_svc.launching.cluster.keeper import GroupKeeper
+
+    keeper: Any = ray.remote(GroupKeeper)
+    forgotten = keeper.options(name="forgotten", lifetime="detached", num_cpus=0).remote(connect_s=1.0)
+    until(lambda: not any(actor.class_name == "GroupKeeper" for actor in actors_alive()), "its end")
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(forgotten.listen.remote(), timeout=30)
+
+
 @pytest.mark.parametrize("how", ["lost", "hung"])
 def test_a_node_that_is_gone_is_left_for_another(start: Start, nodes: Nodes, tmp_path: Path, how: str) -> None:
     """P19: out of traffic at once, and back at another address, with the weights, as soon as Ray knows.

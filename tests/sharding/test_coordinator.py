@@ -67,6 +67,27 @@ async def test_a_lost_shard_costs_a_pause_no_time() -> None:
 
 
 @virtual
+async def test_a_shard_that_is_starting_again_stops_no_pause() -> None:
+    """P8, P12, P24: while one shard loads its engines the others are paused, get weights, and go on; then it joins."""
+    async with staged() as (coordinator, one, other):
+        other.die()
+        other.rise()
+        other.refuses["pause"] = NotNow("starting", "engines are still loading: w0")
+        report = (await coordinator.pause(deadline_s=1.0)).as_json()
+        assert {row["worker"] for row in report["abandoned"]} == {"s1.w0"}
+        assert not one.open
+        await coordinator.update_weights(1, DISK)
+        await coordinator.resume()
+        assert (one.open, one.version, other.open) == (True, 1, False)
+        other.refuses["pause"] = BadRequest("no engine here can be frozen")
+        await coordinator.pause(mode="keep", deadline_s=1.0)
+        await coordinator.resume()
+        other.refuses.clear()
+        await until(lambda: other.open and not coordinator.members.outside)
+        assert other.version == 1
+
+
+@virtual
 async def test_pauses_join_and_late_ones_are_refused() -> None:
     """P11: a join has the same ticket and the earlier deadline; an old if_ticket, and an old ticket, are 409."""
     async with staged() as (coordinator, one, other):
@@ -386,6 +407,18 @@ async def test_an_evaluation_is_dealt_out_and_comes_back_in_order() -> None:
 
 
 @virtual
+async def test_a_call_that_waits_for_a_shard_is_told_of_the_stop() -> None:
+    """P14: who waits while the service stops gets an error of the service; only who is cancelled is cancelled."""
+    async with staged() as (coordinator, _, other):
+        other.silent = True
+        waiting = asyncio.ensure_future(coordinator.evaluate("t", [{"text": "x"}, {"text": "y"}], timeout_s=50.0))
+        await asyncio.sleep(0.1)
+        await coordinator.stop()
+        with pytest.raises(NotNow, match="stopping"):
+            await waiting
+
+
+@virtual
 async def test_who_is_stuck_is_named_over_all_shards() -> None:
     """Workers have names that hold over all shards, everywhere."""
     async with staged() as (coordinator, *_):
@@ -436,5 +469,7 @@ async def test_numbers_of_the_trainer_are_divided() -> None:
         assert sum(shard.told["trainer"]["train_batch_size"] for shard in shards) == 64
         with pytest.raises(BadRequest):
             await coordinator.set_concurrency({"train_batch_size": 0})
+        with pytest.raises(BadRequest, match="a group for each of 3 shards"):
+            await coordinator.set_concurrency({"train_batch_size": 2})
         with pytest.raises(NotFound):
             await coordinator.set_concurrency(None, {"s9.w0": 1})
