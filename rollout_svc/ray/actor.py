@@ -58,7 +58,7 @@ class ServiceActor:
     @property
     def _thread(self) -> ServiceThread:
         if self._made is None:
-            raise self._failure or RuntimeError("the service was not made")
+            raise (self._failure or RuntimeError("the service was not made")).with_traceback(None)
         return self._made
 
     @property

@@ -72,13 +72,13 @@ class ShardActor:
             return Told(self._life, None, moved=True)
         if self._made is None:
             call.close()
-            raise self._failure or RuntimeError("the shard was not made")
+            raise (self._failure or RuntimeError("the shard was not made")).with_traceback(None)
         return Told(self._life, await asyncio.wrap_future(self._made.run(call)))
 
     @property
     def _service(self) -> RolloutService:
         if self._made is None:
-            raise self._failure or RuntimeError("the shard was not made")
+            raise (self._failure or RuntimeError("the shard was not made")).with_traceback(None)
         return self._made.service
 
     async def ready_groups(self, life: str | None, step: int, wanted: int, timeout_s: float) -> Told:
