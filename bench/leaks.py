@@ -113,7 +113,7 @@ def plot(path: Path) -> None:
             lift = {"replay_buffer": 4, "journal_disk": -10}.get(name, -3)
             axes.annotate(name, (_STEPS - 1, values[-1]), (6, lift), textcoords="offset points", color=colour)
         axes.axvspan(START, _STEPS - 1, color="#d9822b", alpha=0.07, linewidth=0)
-        axes.annotate("a leak begins", (START, 15), (-4, 0), textcoords="offset points", ha="right", color="#8a4b00")
+        axes.annotate("a leak begins", (START, 210), (-4, 0), textcoords="offset points", ha="right", color="#8a4b00")
         for step, growth in told:
             words = "again: it\nhas doubled"
             if not growth.again:

@@ -114,12 +114,15 @@ class Coordinator:
         """Wait until every shard is in step, `start_timeout_s` at most.
 
         Raises:
+            ConfigError: one never can be: its journal is another's, or its settings do not work there.
             NotNow: some are not; they are named, and brought in as soon as they can be.
         """
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
-                while self.members.outside:
+                while outside := self.members.outside:
                     self._check_alive()
+                    if refused := next((member.refused for member in outside if member.refused is not None), None):
+                        raise refused
                     self._stirred.clear()
                     await self._stirred.wait()
         except TimeoutError:

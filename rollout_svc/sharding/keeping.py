@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from rollout_svc.errors import RolloutError
+from rollout_svc.errors import ConfigError, RolloutError
 from rollout_svc.gate import LANES
 from rollout_svc.sharding.member import Member
 from rollout_svc.sharding.pausing import FannedPause
@@ -58,6 +58,8 @@ class Keeper:
                 await (self.look(member) if member.inside else self.bring_in(member))
             except ShardLost:
                 pass  # it said so itself
+            except ConfigError as error:
+                member.refuse(error)
             except RolloutError as error:
                 member.fall(str(error))
             with suppress(TimeoutError):

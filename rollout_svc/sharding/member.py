@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeVar
 
-from rollout_svc.errors import NotNow
+from rollout_svc.errors import ConfigError, NotNow
 from rollout_svc.sharding.accounts import EMPTY, ledger_sum, settled_in
 from rollout_svc.sharding.protocol import Shard, ShardLost
 from rollout_svc.sharding.reports import Silence
@@ -35,6 +35,7 @@ class Member:
         known: its last status.
         owed: batches that it has still to be told of, and what.
         wake: there is something to bring it in step for.
+        refused: it cannot be, with these settings and this journal: what it said of them.
     """
 
     def __init__(self, shard: Shard, tasks: TaskOwner, *, journal: bool, changed: Callable[[], None]) -> None:
@@ -47,6 +48,7 @@ class Member:
         self.heard_at = asyncio.get_running_loop().time()
         self.owed: dict[str, Literal["ack", "give_back"]] = {}
         self.wake = asyncio.Event()
+        self.refused: ConfigError | None = None
         self._tasks = tasks
         self._journal = journal
         self._changed = changed
@@ -89,9 +91,15 @@ class Member:
         if fell:
             self._changed()
 
+    def refuse(self, error: ConfigError) -> None:
+        """It is out of step, and asking again is no use."""
+        self.refused = error
+        self.fall(str(error))
+        self._changed()  # who waits for it waits in vain
+
     def enter(self, life: int) -> None:
         """It is in step, in this life."""
-        self.life, self.why = life, ""
+        self.life, self.why, self.refused = life, "", None
         self._changed()
 
     def hear(self, status: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rollout_svc.config import Config
 from rollout_svc.configfile import config_from_mapping
-from rollout_svc.errors import BadRequest
+from rollout_svc.errors import BadRequest, ConfigError
 from rollout_svc.ray.shard import RayShard, ray_shards
 from rollout_svc.sharding.protocol import ShardLost
 from tests.cluster.configs import engine, lines, service
@@ -116,3 +116,17 @@ def test_shards_leave_nothing_behind(nodes: Nodes, tmp_path: Path) -> None:
     asyncio.run(run())
     alive = [actor for actor in list_actors(address=nodes.address) if actor.state == "ALIVE"]
     assert [actor.class_name for actor in alive if actor.class_name in ("ShardActor", "EngineHost")] == []
+
+
+@pytest.mark.timeout(120)
+def test_a_shard_whose_journal_is_refused_ends_the_start(nodes: Nodes, tmp_path: Path) -> None:
+    """P35: whoever starts it is told what is wrong, long before engines are given up; nothing is half-started."""
+    import rollout_svc.ray
+
+    journals = [tmp_path / "journal.s0", tmp_path / "journal.s1"]
+    for journal in journals:
+        journal.write_text("no journal")
+    config = two_shards(tmp_path, start_timeout_s=600)
+    with pytest.raises(ConfigError, match=r"journal\.s[01]"):
+        rollout_svc.ray.start(config, name="refused", timeout_s=90)
+    assert {journal.read_text() for journal in journals} == {"no journal"}
