@@ -1,8 +1,11 @@
 """What every test needs."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -34,6 +37,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the watch."""
     session.stash[_STALLS].close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that needs a process without a cluster in one, where this one is connected; nothing undoes that."""
+    ray: Any = sys.modules.get("ray")
+    if pyfuncitem.get_closest_marker("unconnected") is None or ray is None or not ray.is_initialized():
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(pyfuncitem.nodeid)]
+    run = subprocess.run(command, cwd=pyfuncitem.config.rootpath, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+    return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -40,6 +40,7 @@ def test_a_wrong_setting_is_named(changes: dict[str, Any], path: str) -> None:
     assert [problem.path for problem in refused.value.problems] == [path]
 
 
+@pytest.mark.unconnected
 async def test_a_cluster_that_is_not_there_is_named_in_seconds() -> None:
     """P35: nobody listens at the address, or there is no such name: the address and the system's words."""
     with socket.socket() as taken:

@@ -60,6 +60,7 @@ async def test_a_host_that_may_have_started_something_is_not_asked_again() -> No
     assert not await seat.look()
 
 
+@pytest.mark.unconnected
 async def test_a_place_is_given_back_also_where_the_cluster_was_left() -> None:
     """What the process had there ended with the connection: the rest of what is to be ended still is."""
     given_back = asyncio.Event()

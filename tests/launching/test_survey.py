@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,7 @@ def test_engines_that_fit_alone_and_not_together_are_too_many() -> None:
     assert "3 engines, each on a node of its own, and 2 nodes" in str(spread[0])
 
 
+@pytest.mark.unconnected
 async def test_a_configuration_without_a_cluster_is_not_looked_at() -> None:
     """And one whose cluster nobody answers at says so, and starts nothing."""
     task = {"name": "t", "prompts": {"push": True}}
