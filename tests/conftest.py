@@ -1,9 +1,11 @@
 """What every test needs."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     terminalreporter.line(f"run once more: {report.nodeid}: {said}", yellow=True)
 
 
+def _forget_failure() -> None:
+    """Drop what a run that was cut short never awaited or closed: it is not the next one's."""
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        sys.__dict__.pop(name, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     """Run a test once more where it failed while the machine stood still, and say so; else its first word counts."""
@@ -68,6 +79,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
     stood = item.session.stash[_STALLS].since(began) if any(report.failed for report in reports) else 0.0
     if stood and isinstance(item, pytest.Function):
+        reports.clear()
+        _forget_failure()
         item._initrequest()  # what pytest does itself before the first run
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         for report in reports:
