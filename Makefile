@@ -130,7 +130,9 @@ test-wheel: $(VENV)/.installed ## Run the tests against the built wheel.
 	.venv-router/bin/pip install --quiet --disable-pip-version-check sglang-router==0.3.2
 	@touch $@
 
+# Two processes, for each has a cluster, and a process is connected to one.
 test-ray: $(VENV)/.installed ## Test on a Ray cluster of four nodes on this machine (ARGS="-m short": a part of it).
+	$(BIN)/python -m pytest tests/ray $(ARGS)
 	$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 test-router: $(VENV)/.installed .venv-router/.installed ## Test behind a real sglang-router, with real engines (about 2 minutes).

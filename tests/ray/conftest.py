@@ -42,3 +42,10 @@ def ray_cluster() -> Iterator[str]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of these are in the short part: together they take less than a minute."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.short)

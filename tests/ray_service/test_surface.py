@@ -21,9 +21,9 @@ def public(kind: type) -> set[str]:
 
 
 def taken(call: object) -> dict[str, object]:
-    """Name what a method takes, with the kind and the default of each."""
+    """Name what a method takes, with the kind and the default of each; what Ray adds to a class it saw is Ray's."""
     parameters = inspect.signature(call).parameters.values()  # type: ignore[arg-type]
-    return {one.name: (one.kind, one.default) for one in parameters if one.name != "self"}
+    return {one.name: (one.kind, one.default) for one in parameters if one.name not in ("self", "_ray_trace_ctx")}
 
 
 def test_the_handle_has_every_call_of_the_client() -> None:
