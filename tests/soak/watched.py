@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from rollout_svc import serve as serving
+from rollout_svc import hosting
 from rollout_svc.configfile import load_config
 from rollout_svc.events import PauseFinished
 from rollout_svc.gate import LANES
+from rollout_svc.serve import serve
 from rollout_svc.service import RolloutService
 from rollout_svc.tensors import Handle
 from tests.chaos.leaks import resident_bytes
@@ -97,8 +98,8 @@ class Watched(RolloutService):
 def main(config: str, book: str) -> int:
     """Serve until a signal; returns the exit code."""
     Watched.book = Path(book)
-    vars(serving)["RolloutService"] = Watched
-    return serving.serve(load_config(Path(config)), "warning")
+    vars(hosting)["RolloutService"] = Watched
+    return serve(load_config(Path(config)), "warning")
 
 
 if __name__ == "__main__":
