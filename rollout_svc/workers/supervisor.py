@@ -22,8 +22,8 @@ from rollout_svc.errors import ADMIN_KEY, SampleFailure, WorkerFailure
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
-from rollout_svc.workers.merging import INCOMPLETE
 from rollout_svc.workers.pool import WorkerPool
+from rollout_svc.workers.presence import PARTLY, end_calls, forget_process, is_another, is_lost
 from rollout_svc.workers.sleeping import Sleeping
 from rollout_svc.workers.worker import Worker, WorkerState
 
@@ -37,7 +37,6 @@ _FIRST_REACH_S: Final = 0.25  # seconds between attempts to reach an engine that
 _REACH_CAP_S: Final = 5.0
 _REACH_OURS_S: Final = 1.0  # the same for an engine of ours, on this machine: nobody minds being asked
 _GONE_S: Final = 1.0  # seconds between two looks where nobody is: a refused connection costs nobody anything
-_LOST_PINGS: Final = 3  # pings without an answer before a worker counts as dead
 _RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined worker's own count
 _REFUSED_CAP_S: Final = 30.0  # seconds between two tries to bring the weights to a worker that refuses them
 _CANARY_S: Final = 10.0  # seconds a quarantined engine has to make one token
@@ -48,7 +47,6 @@ REFUSING: Final = frozenset({ADMIN_KEY, "unauthorized", "forbidden", "not_found"
 _PATIENCE: Final = (
     5  # looks in vain since its last answer before a worker that lacks an engine loses its requests: 12 s
 )
-_PARTLY: Final = frozenset({INCOMPLETE, "unfit"})  # of several engines behind a worker, not all are there or ours
 
 
 class Supervisor:
@@ -163,12 +161,12 @@ class Supervisor:
             else:
                 await self._check_health(worker)
         except WorkerFailure as failure:
-            if _is_lost(worker, failure) and worker.state is WorkerState.ACTIVE:
-                if failure.kind in _PARTLY:
+            if is_lost(worker, failure) and worker.state is WorkerState.ACTIVE:
+                if failure.kind in PARTLY:
                     self._set_aside(worker, failure)
                 else:
                     self._declare_dead(worker, str(failure))
-                    _forget_sleep(worker, failure)
+                    forget_process(worker, failure)
         else:
             worker.probe_failures = 0
             if worker.asleep is None:
@@ -212,14 +210,14 @@ class Supervisor:
         worker.breaker.trip(asyncio.get_running_loop().time())
         worker.become(WorkerState.RECOVERING, str(failure))
         if failure.accepted:
-            _end_calls(worker)
+            end_calls(worker)
 
     def _declare_dead(self, worker: Worker, reason: str) -> None:
         worker.breaker.trip(asyncio.get_running_loop().time())
         if not worker.labels and worker.process is None:
             worker.version = None  # else it is known when it is met again whether it is the same process
         worker.become(WorkerState.DEAD, reason)
-        _end_calls(worker)
+        end_calls(worker)
 
     async def _recover(self, worker: Worker) -> None:
         """RECOVERING, DEAD: wait out the back-off, ask again, and let one trial through.
@@ -239,13 +237,12 @@ class Supervisor:
                 worker.reason = str(failure)
             now = asyncio.get_running_loop().time()
             if failure.kind == "connection" and not failure.accepted:
-                worker.withdrawn.clear()  # nobody is there: who comes back may be able to
-                _forget_sleep(worker, failure)
+                forget_process(worker, failure)
                 worker.breaker.look_again(now, _GONE_S)
             else:
                 worker.breaker.trip(now)
-            if failure.kind in _PARTLY and worker.breaker.opened > _PATIENCE and not worker.standing:
-                _end_calls(worker)
+            if failure.kind in PARTLY and worker.breaker.opened > _PATIENCE and not worker.standing:
+                end_calls(worker)
             return
         if not await self._woken(worker, info):
             worker.breaker.trip(asyncio.get_running_loop().time())
@@ -268,6 +265,7 @@ class Supervisor:
         if worker.frozen and worker.calls:
             return  # a pause holds what it runs
         if not await self._freezing.thaw(worker):
+            await self._miss(worker)
             return
         if quarantine.kind == "residual":
             if worker.asleep is None and not await self._freezing.thaw_found(worker):
@@ -286,7 +284,7 @@ class Supervisor:
             info = await self._look(worker)
         except WorkerFailure as failure:
             worker.reason = f"{quarantine.kind}: {failure}"
-            _forget_sleep(worker, failure)
+            forget_process(worker, failure)
             return
         await self._let_in(worker, info)
 
@@ -302,12 +300,20 @@ class Supervisor:
         try:
             await self._control.ping(worker)
         except WorkerFailure as failure:
-            if _is_lost(worker, failure):
-                _end_calls(worker)
+            if is_lost(worker, failure):
+                end_calls(worker)
         else:
             worker.probe_failures = 0
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    async def _miss(self, worker: Worker) -> None:
+        """Find out whether an engine that does not go on is there at all."""
+        try:
+            await self._control.ping(worker)
+        except WorkerFailure as failure:
+            worker.reason = str(failure)
+            forget_process(worker, failure)
 
     async def _let_in(self, worker: Worker, info: EngineInfo) -> None:
         worker.heard()
@@ -325,13 +331,15 @@ class Supervisor:
             if undisturbed():
                 self._keep_out(worker, worker.reason)
             return
-        if _is_another(worker, info):
+        if is_another(worker, info):
             worker.incarnation += 1
         worker.meet(info)
-        await self._freezing.thaw_found(worker)
-        # One that died frozen may be the same process, still frozen, with nothing of ours in it any more.
-        thawed = bool(worker.calls) or await self._freezing.thaw(worker)
-        kept_out = await self._admit(worker, info, undisturbed) if thawed else "it is frozen and does not go on"
+        if not await self._freezing.thaw_found(worker):
+            kept_out: str | None = "it does not say that it is not frozen, as a service that died may have left it"
+        elif not worker.calls and not await self._freezing.thaw(worker):  # it may be one that died frozen, and back
+            kept_out = "it is frozen and does not go on"
+        else:
+            kept_out = await self._admit(worker, info, undisturbed)
         if not undisturbed():
             return  # drained, declared dead, put in quarantine, or met by a pause: another look decides
         if kept_out is None:
@@ -353,7 +361,7 @@ class Supervisor:
 
     async def _woken(self, worker: Worker, info: EngineInfo) -> bool:
         """Whether it has all its memory, taken back where nobody has it; else its reason says why not."""
-        self._sleeping.met(worker, info, other=_is_another(worker, info))
+        self._sleeping.met(worker, info, other=is_another(worker, info))
         try:
             if not worker.active_since:  # one that fell asleep since is somebody else's to wake
                 await self._sleeping.find(worker)
@@ -397,37 +405,6 @@ class Supervisor:
         finally:
             await self._pool.abort(worker, [request.request_id for request in requests])
         return True
-
-
-def _is_lost(worker: Worker, failure: WorkerFailure) -> bool:
-    """Count a probe that failed; whether it will not do: at once where a connection is refused."""
-    refused = failure.kind in ("connection", *_PARTLY) and not failure.accepted
-    if worker.asleep is not None and not refused:
-        return False  # it may be moving its memory
-    worker.probe_failures = _LOST_PINGS if refused else worker.probe_failures + 1
-    return worker.probe_failures >= _LOST_PINGS
-
-
-def _forget_sleep(worker: Worker, failure: WorkerFailure) -> None:
-    """Where nobody listens its process has ended: who comes next is awake."""
-    if failure.kind == "connection" and not failure.accepted:
-        worker.asleep, worker.weights_lost = None, False
-
-
-def _is_another(worker: Worker, info: EngineInfo) -> bool:
-    """Whether another process is there than was let in, where nobody counted it yet: labels do not go back."""
-    if not worker.labels:
-        known = worker.process is not None and info.process is not None
-        return known and info.process != worker.process and worker.state is not WorkerState.DEAD
-    was_out = worker.state is WorkerState.RECOVERING
-    was_out |= worker.quarantine is not None and worker.quarantine.kind == "residual"
-    return was_out and worker.version is not None and info.weight_label is not None and info.weight_version is None
-
-
-def _end_calls(worker: Worker) -> None:
-    """Let its requests go elsewhere."""
-    for call in list(worker.calls.values()):
-        call.cancel("worker_dead")
 
 
 async def _attention(worker: Worker, seconds: float) -> None:

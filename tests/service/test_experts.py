@@ -14,7 +14,8 @@ from rollout_svc.accounts import accounts_of
 from rollout_svc.events import CapabilityWithdrawn, SampleFailed
 from rollout_svc.observe.metrics import Metrics
 from rollout_svc.sample import Sample
-from tests.support.fake_sglang import FakeSGLang
+from rollout_svc.workers.worker import WorkerState
+from tests.support.fake_sglang import FakeSGLang, Status
 from tests.support.fake_sglang import Reply as Answer
 from tests.support.lifted import LiftingTransport
 from tests.support.loops import TOOL_IDS
@@ -234,6 +235,30 @@ async def test_whoever_forgets_them_gets_no_more_and_the_sample_is_counted() -> 
         assert len(made.of(CapabilityWithdrawn)) == 1
         assert "experts" not in made.worker().capabilities
         assert not made.parts.handles.live
+
+
+async def test_whoever_comes_after_one_that_died_in_quarantine_is_believed() -> None:
+    """It was frozen and did not go on: nobody lets it in, but somebody sees that it is gone."""  # P4 P19
+    async with experts(pushed=2, producer={"max_attempts": 3}) as (engine, made):
+        await engine.wait_running(2)
+        await made.pause(5.0, mode="keep")
+        engine.lose_experts = engine.lose_aborts = True
+        engine.release(engine.calls("running")[0], tokens=[7])
+        await made.until(lambda: bool(made.of(CapabilityWithdrawn)))
+        engine.script("/continue_generation", Status(503), times=None)
+        assert not (await made.pause(0.3)).clean
+        await made.resume()
+        worker = made.worker()
+        assert (worker.state, list(worker.withdrawn)) == (WorkerState.QUARANTINED, ["experts"])
+        await engine.kill()
+        async with asyncio.timeout(10):
+            while "connection" not in worker.reason:  # noqa: ASYNC110 - what changes a reason rings no bell
+                await asyncio.sleep(0.01)
+        engine.heal("/continue_generation")
+        engine.lose_experts = engine.lose_aborts = False
+        await engine.restart()
+        await engine.wait_running(1)
+        assert "experts" in worker.capabilities
 
 
 async def test_what_does_not_fit_fails_for_good() -> None:

@@ -346,6 +346,20 @@ async def test_an_engine_found_frozen_goes_on() -> None:
             await engine.wait_running(1)
 
 
+async def test_an_engine_that_may_be_frozen_gets_no_traffic() -> None:
+    """One that does not take the command to go on is kept out: what is sent to a frozen engine waits for ever."""  # P9
+    async with FakeSGLang(weight_version="0") as engine:
+        engine.pause("in_place")
+        engine.script(THAW, Status(503), times=None)
+        async with stage(engine, pushed=1, ready=False) as made:
+            await made.until(lambda: made.worker().state is WorkerState.QUARANTINED)
+            assert "frozen" in made.worker().reason
+            assert not engine.blocked
+            engine.heal(THAW)
+            await made.service.ready()
+            await engine.wait_running(1)
+
+
 async def test_an_engine_that_does_not_go_on_loses_its_requests() -> None:
     """After resume a worker that stays frozen is given up: its requests move, and it is kept from traffic."""  # P19
     async with (
