@@ -374,16 +374,6 @@ _ALL: Final = (
         ("pause.controller", "        self._freezing.thaw_all()\n", ""),
     ),
     _mutant(
-        "found_frozen_let_in",
-        "an engine that does not say it goes on gets traffic, and what is sent there waits for ever",
-        "hang",
-        (
-            "workers.supervisor",
-            "if not await self._freezing.thaw_found(worker):\n            kept_out",
-            "if not await self._freezing.thaw_found(worker) and False:\n            kept_out",
-        ),
-    ),
-    _mutant(
         "time_limit_counts_frozen",
         "a request's time limit goes on while its engine is frozen",
         "P10",
