@@ -11,6 +11,8 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,6 +31,9 @@ _PARTIAL: Final = (".tmp", ".incomplete", ".partial", ".part")  # what writers c
 _INDEX: Final = "*.safetensors.index.json"
 _MAIN_INDEX: Final = "model.safetensors.index.json"
 _OTHER_LAYOUT: Final = "consolidated*"  # the same weights once more, in the names of their makers: engines pass it by
+_NUMBERED: Final = re.compile(r"(.+)-([0-9]+)-of-([0-9]+)(\.safetensors|\.bin)")
+_BESIDE: Final = frozenset({"", ".json", ".txt", ".md", ".jinja", ".model", ".tiktoken", ".py", ".yaml", ".yml"})
+"""Suffixes of what lies beside weights, and is written before them: settings, tokenizers, words."""
 _LISTED: Final = 20  # problems that are told one by one
 _CHARS: Final = 300  # of each
 _EXPONENTS: Final = {
@@ -73,7 +78,7 @@ def problems_of(path: str, *, finite: bool = False, stopped: Callable[[], bool] 
         if files is None:
             unseen = [f"its values cannot be checked: {path!r} is not to be seen from here"] if finite else []
             return capped(_absence(place) or unseen)
-        problems = _unfinished(place, files)
+        problems = _unfinished(place, files) or _unwritten(place, files)
         headers: dict[Path, Header] = {}
         for file in files:
             if file.suffix == ".safetensors" and not stopped():
@@ -145,6 +150,26 @@ def _unfinished(place: Path, files: list[Path]) -> list[str]:
     left = [str(other) for other in beside if other.exists()]
     left += [file.name for file in files if file != place and file.name.endswith(_PARTIAL)]
     return [f"{name} is still there: it is being written, or was never ended" for name in left]
+
+
+def _unwritten(place: Path, files: list[Path]) -> list[str]:
+    """Say what a writer has not come to: settings go first, shards one by one, and the index that names them last."""
+    if not files or not place.is_dir():  # an empty folder may be where the engines have a disk mounted
+        return []
+    if all(file.suffix in _BESIDE and not file.match(_INDEX) for file in files):
+        if any(other.is_dir() for other in place.iterdir()):  # a layout of its own
+            return []
+        return [f"it has no weights, only {', '.join(file.name for file in files[:_LISTED])}"]
+    shards: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for file in files:
+        if (found := _NUMBERED.fullmatch(file.name)) is not None:
+            shards[found[1], found[3], found[4]].add(int(found[2]))
+    indexed = {suffix for suffix in (".safetensors", ".bin") if any(f.match(f"*{suffix}.index.json") for f in files)}
+    return [
+        f"{len(there)} of {int(count)} shards {stem}-…-of-{count}{suffix} are there, and no index"
+        for (stem, count, suffix), there in shards.items()
+        if suffix not in indexed and len(there) < int(count)
+    ]
 
 
 def _header(file: Path) -> Header:

@@ -52,6 +52,39 @@ def test_a_path_that_is_certainly_nowhere(tmp_path: Path) -> None:
     assert problems_of(str(tmp_path / "step-1")) == [f"there is no 'step-1' in {str(tmp_path)!r}"]
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (("config.json", "vocab.txt"), "it has no weights, only config.json, vocab.txt"),
+        (
+            ("config.json", "model-00001-of-00003.bin", "model-00002-of-00003.bin"),
+            "2 of 3 shards model-…-of-00003.bin are there, and no index",
+        ),
+        (("x-0-of-2.safetensors",), "1 of 2 shards x-…-of-2.safetensors are there, and no index"),
+    ],
+)
+def test_what_a_writer_has_only_begun(written: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    """P35: whole files, but not all of them: settings are written first, then one shard after the other."""
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    for name in written:
+        save_file(TENSORS, folder / name)
+    assert problems_of(str(folder)) == [told]
+
+
+def test_what_is_no_beginning(tmp_path: Path) -> None:
+    """All shards of a number, shards that an index leaves out, a folder of folders: nothing is known against them."""
+    folder = sound(tmp_path / "step-1")
+    save_file(TENSORS, folder / "model-00002-of-00004.safetensors")
+    assert problems_of(str(folder)) == []
+    other = tmp_path / "step-2"
+    other.mkdir()
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        save_file(TENSORS, other / name)
+    assert problems_of(str(other)) == []
+    assert problems_of(str(tmp_path)) == []
+
+
 @settings(max_examples=30)
 @given(cut=st.integers(1, 400))
 def test_a_file_that_is_cut_anywhere_is_told(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
