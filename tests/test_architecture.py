@@ -29,6 +29,7 @@ GROUND = (
         "plugins",
         "await_chain",
         "copying",
+        "dense",
         "collective",
         "blame",
     ),

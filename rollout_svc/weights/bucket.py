@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from rollout_svc.copying import copy_all
+from rollout_svc.dense import lack_of
 
 if TYPE_CHECKING:
     import torch
@@ -219,30 +220,12 @@ def _check_tensors(tensors: Sequence[Named], layout: Layout) -> None:
         )
     first = tensors[0]
     for name, tensor in tensors:
-        if (lack := _lack(tensor)) is not None:
+        if (lack := lack_of(tensor)) is not None:
             raise ValueError(f"expected dense tensors with data; {name!r}: {lack}")
         if tensor.device != first[1].device:
             raise ValueError(f"expected one device: {first[0]!r} is on {first[1].device}, {name!r} on {tensor.device}")
         if layout == "elements" and tensor.dtype is not first[1].dtype:
             raise ValueError(f"expected one dtype: {first[0]!r} is {first[1].dtype}, {name!r} {tensor.dtype}")
-
-
-def _lack(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's bytes are not where it says, or not all that it is; None: they are."""
-    import torch  # noqa: PLC0415
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # noqa: PLC0415
-
-    elsewhere: bool = is_traceable_wrapper_subclass(tensor)  # not in the condition: to mypy it would never be true
-    if elsewhere:
-        return f"it is a {type(tensor).__name__}, whose data are elsewhere: gather it first"
-    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta:
-        return f"it is {'nested' if tensor.is_nested else tensor.layout} on {tensor.device}"
-    if tensor.is_quantized:
-        return "it is quantized: its bytes are not all of it"
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if tensor.numel() and (tensor.storage_offset() + reach + 1) * tensor.itemsize > tensor.untyped_storage().nbytes():
-        return "its memory was given back"
-    return None
 
 
 def _check_buffer(buffer: torch.Tensor, dtype: torch.dtype, device: torch.device, size: int) -> None:

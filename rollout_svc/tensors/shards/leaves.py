@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rollout_svc.dense import lack_of
 from rollout_svc.errors import ShardFailure
 from rollout_svc.tensors.shards.names import Meta
 from rollout_svc.tensors.shards.pages import hinted, slack
@@ -41,15 +42,18 @@ def describe(tensor: Any) -> Meta:
     """Say what a tensor looks like.
 
     Raises:
-        ShardFailure: `invalid`: it is not made of plain numbers in a row (objects, sparse, quantised).
+        ShardFailure: `invalid`: it is not made of plain numbers in a row (objects, masked, sparse, quantised), or they
+            are not here (sharded, on no device, given back).
     """
     if isinstance(tensor, np.ndarray):
+        if isinstance(tensor, np.ma.MaskedArray):
+            raise ShardFailure("invalid", "of a masked array the mask would be lost")
         if tensor.dtype.kind not in _NUMPY_KINDS:
             raise ShardFailure("invalid", f"an array of dtype {tensor.dtype} has no bytes that could be sent")
         return Meta(tuple(tensor.shape), tensor.dtype.newbyteorder("=").name, "numpy")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout != sys.modules["torch"].strided or tensor.is_quantized:
-        raise ShardFailure("invalid", f"a tensor of layout {tensor.layout} and dtype {dtype} has no plain bytes")
+    if (lack := lack_of(tensor)) is not None:
+        raise ShardFailure("invalid", f"a tensor of dtype {dtype} has no plain bytes: {lack}")
     return Meta(tuple(tensor.shape), dtype, "torch")
 
 

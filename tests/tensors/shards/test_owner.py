@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from rollout_svc.errors import ShardFailure
 from rollout_svc.tensors import Handles, Tally
@@ -162,6 +163,24 @@ def test_what_has_no_plain_bytes_is_refused() -> None:
     for shape in ((3,), (-2, -1), (2, -1, -1)):
         with pytest.raises(ShardFailure, match=r"2 bytes are no uint8|8 bytes are no"):
             Blank(Meta(shape, "uint8", "numpy"), 8 if shape == (3,) else 2)
+
+
+def test_what_has_no_bytes_here_is_refused() -> None:
+    """Sharded, offloaded and freed tensors keep their shapes: zeros, or whatever lies there now, are never sent."""
+    freed = torch.ones(1000)
+    freed.untyped_storage().resize_(0)
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    for tensor, told in (
+        (freed, "given back"),
+        (torch.ones(3, device="meta"), "on meta"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "NestedTensor"),
+        (fake, "FakeTensor"),
+    ):
+        with pytest.raises(ShardFailure, match=told):
+            _owner().put(tensor)
+    with pytest.raises(ShardFailure, match="mask would be lost"):
+        _owner().put(np.ma.array([1, 2], mask=[False, True]))
 
 
 def test_bytes_are_little_endian_and_in_rows() -> None:
