@@ -94,7 +94,8 @@ def remotize(tree: Any, node: Keeper) -> Any:
     """Store every tensor of a tree; return the tree with remote ones in their places.
 
     Args:
-        tree: dicts, lists, tuples, named tuples, dataclasses; leaves that are no tensors, or remote, stay as they are.
+        tree: mappings, lists, deques, tuples, named tuples, sets, dataclasses; leaves that are no tensors, or remote,
+            stay as they are.
         node: where they are stored; they are written to no more.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Trees of tensors: dicts, lists, tuples, named tuples and dataclasses, and what hangs on them.
+"""Trees of tensors: mappings, lists, deques, tuples, named tuples, sets and dataclasses, and what hangs on them.
+
+Mappings of any type: batches of trainers are often no dict (`UserDict`, as a tokenizer's answer is). What is passed by
+as a leaf is neither stored, nor fetched, nor cleared at the step's end.
 
 Invariants:
 
@@ -10,7 +13,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 __all__ = ["leaves", "mapped"]
@@ -39,11 +43,15 @@ def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], An
     def inner(child: Any) -> Any:
         return mapped(child, is_leaf, change)
 
-    if isinstance(tree, dict):
+    if isinstance(tree, MutableMapping):
         changed = copy.copy(tree)  # of its own type, with whatever else it knows
-        for key, child in tree.items():
+        for key, child in list(tree.items()):
             changed[key] = inner(child)
         return changed
+    if isinstance(tree, Mapping):
+        found = {key: inner(child) for key, child in tree.items()}
+        made_of: Any = type(tree)
+        return tree if all(found[key] is child for key, child in tree.items()) else made_of(found)
     if isinstance(tree, tuple):
         values = [inner(child) for child in tree]
         return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
@@ -51,6 +59,10 @@ def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], An
         made = copy.copy(tree)
         made[:] = [inner(child) for child in tree]
         return made
+    if isinstance(tree, deque):
+        return deque((inner(child) for child in tree), tree.maxlen)
+    if isinstance(tree, set | frozenset):
+        return type(tree)(inner(child) for child in tree)
     if _is_dataclass(tree):
         made = copy.copy(tree)
         for field in dataclasses.fields(tree):
@@ -61,9 +73,9 @@ def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], An
 
 
 def _children(tree: Any) -> list[Any] | None:
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return list(tree.values())
-    if isinstance(tree, list | tuple):
+    if isinstance(tree, list | tuple | deque | set | frozenset):
         return list(tree)
     if _is_dataclass(tree):
         return [getattr(tree, field.name) for field in dataclasses.fields(tree) if hasattr(tree, field.name)]

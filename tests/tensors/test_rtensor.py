@@ -2,9 +2,10 @@
 
 import json
 import pickle
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,27 @@ def test_a_tree_comes_back_as_it_was(node: Node, fetcher: Fetcher) -> None:
     assert back["pair"].second[0].shape == (0, 2)
     assert isinstance(back["batch"].extra, OrderedDict)
     assert back["batch"].extra["a"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize("made", [UserDict, MappingProxyType, lambda found: deque(found.values(), 3)])
+def test_containers_of_other_types_are_looked_into(
+    made: Callable[[dict[str, Any]], Any], node: Node, fetcher: Fetcher
+) -> None:
+    """P29: a batch that is no dict is stored, fetched and cleared all the same; passed by, it would leak in silence."""
+    remote = remotize(made({"a": torch.arange(3), "b": 1}), node)
+    assert len(flatten_shard_ids(remote)) == 1
+    back = localize(remote, fetcher)
+    assert type(back) is type(made({}))
+    values = list(back.values() if isinstance(back, Mapping) else back)
+    assert (values[0].tolist(), values[1]) == ([0, 1, 2], 1)
+
+
+def test_a_set_of_remote_tensors_is_looked_into(node: Node, fetcher: Fetcher) -> None:
+    """Names may be collected in any container."""
+    remote = remotize(torch.arange(3), node)
+    assert flatten_shard_ids({remote}) == flatten_shard_ids(frozenset([remote])) == [remote.shard.id]
+    [back] = localize({remote}, fetcher)
+    assert back.tolist() == [0, 1, 2]
 
 
 def test_ids_are_flat_and_in_order(node: Node) -> None:
