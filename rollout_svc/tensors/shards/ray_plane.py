@@ -6,12 +6,15 @@ Invariants:
   reference goes, and with it the object. What lies in Ray's object store for longer lies there under an owner's handle
   (`Store`).
 - An owner that also consumes is one process with one fetch buffer: dropping its shards drains that as well.
+- Leases end by themselves: an owner that nobody calls any more is the one whose shards nobody will clear.
 - ray is imported where it is used.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,7 +25,7 @@ from rollout_svc.tensors.shards.client import TIMEOUT_S, Wanted, copied
 from rollout_svc.tensors.shards.leaves import describe, payload
 from rollout_svc.tensors.shards.names import Meta, Shard
 from rollout_svc.tensors.shards.owner import LEASE_S, MAX_BYTES, ShardOwner
-from rollout_svc.tensors.shards.plane import MAX_RESPONSE_BYTES, Plane
+from rollout_svc.tensors.shards.plane import MAX_RESPONSE_BYTES, SWEEP_S, Plane
 from rollout_svc.tensors.shards.process import fetcher
 from rollout_svc.tensors.store import StoreName, make_store
 
@@ -63,6 +66,8 @@ class RayOwner:
         consumer = fetcher()
         consumer.local = self.shards
         self._plane = Plane(self.shards, consumer.buffer)
+        given = weakref.ref(self.shards), min(SWEEP_S, lease_s / 4)
+        threading.Thread(target=_sweep, args=given, name="shards:sweep", daemon=True).start()
 
     def keep(self, meta: Meta, data: Any) -> tuple[Shard, Meta]:
         """Keep the bytes of a tensor of somebody else (`RayKeeper`). Errors as `ShardOwner.put`."""
@@ -91,6 +96,14 @@ class RayOwner:
         if ids is None:
             return {"flush": plane.flush, "stats": plane.stats}[call]()
         return {"renew": plane.renew, "drop": plane.drop, "drain": plane.drain}[call](ids)
+
+
+def _sweep(owner: weakref.ref[ShardOwner], every_s: float) -> None:
+    """Look at the leases for as long as the owner lives; in a thread."""
+    while (held := owner()) is not None:
+        held.expire()
+        del held
+        time.sleep(every_s)
 
 
 def start_owner(name: str, namespace: str, **settings: Any) -> Any:
