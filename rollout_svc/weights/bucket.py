@@ -123,7 +123,8 @@ class FlattenedBucket:
         Args:
             tensors: names and tensors, at least one, all on one device, and in layout `elements` of one dtype.
             layout: unit of the indices.
-            into: a buffer to use, 1-D, contiguous, long enough, on the tensors' device; None: a new one.
+            into: a buffer to use, 1-D, contiguous, long enough, on the tensors' device, and none of them in it; None: a
+                new one.
 
         Raises:
             ValueError: the tensors cannot share a bucket, or the buffer cannot take them; nothing was written.
@@ -140,6 +141,7 @@ class FlattenedBucket:
             into = torch.empty(size, dtype=dtype, device=device)
         else:
             _check_buffer(into, dtype, device, size)
+            _check_apart(into, tensors)
         bucket = cls(metadata, into, layout)
         copy_all([(view, tensor) for (_, view), (_, tensor) in zip(bucket.unpack(), tensors, strict=True)])
         return bucket
@@ -244,6 +246,15 @@ def _check_buffer(buffer: torch.Tensor, dtype: torch.dtype, device: torch.device
         raise ValueError(f"buffer: expected a start at a multiple of {ALIGNMENT} bytes")
 
 
+def _check_apart(buffer: torch.Tensor, tensors: Sequence[Named]) -> None:
+    """Raise ValueError for a tensor that is in the buffer: others would be written over it before it is read."""
+    begin, end = buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes
+    for name, tensor in tensors:
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel() and tensor.data_ptr() < end and begin < tensor.data_ptr() + (reach + 1) * tensor.itemsize:
+            raise ValueError(f"buffer: expected memory of its own, but {name!r} lies in it")
+
+
 def _check_place(meta: TensorMeta, buffer: torch.Tensor, layout: Layout) -> None:
     """Raise ValueError for a tensor that is not where its metadata say, or cannot be viewed there."""
     import torch  # noqa: PLC0415
@@ -258,5 +269,7 @@ def _check_place(meta: TensorMeta, buffer: torch.Tensor, layout: Layout) -> None
     unit = 1 if layout == "elements" else dtype.itemsize
     if meta.end - meta.start != meta.numel * unit or meta.start % unit:
         raise ValueError(f"{meta.name!r}: {meta.numel} elements do not lie at {meta.start} to {meta.end} ({layout})")
+    if layout == "bytes" and (buffer.storage_offset() + meta.start) % dtype.itemsize:
+        raise ValueError(f"{meta.name!r}: expected a start at a multiple of {dtype.itemsize} bytes of the storage")
     if meta.end > buffer.numel():
         raise ValueError(f"{meta.name!r} ends at {meta.end}, the buffer at {buffer.numel()} ({layout})")

@@ -249,3 +249,21 @@ def test_places_do_not_overlap(drawn: list[tuple[tuple[int, ...], int]], layout:
     ends = [0, *(meta.end for meta in metadata)]
     assert all(meta.start >= end for meta, end in zip(metadata, ends, strict=False))
     assert size == ends[-1]
+
+
+def test_a_buffer_that_holds_the_tensors_is_refused() -> None:
+    """P26: packed over themselves, some would be written before they are read: wrong weights without a word."""
+    buffer = torch.arange(16.0)
+    tensors = [("a", buffer[4:8]), ("b", buffer[0:4])]
+    with pytest.raises(ValueError, match="memory of its own, but 'a' lies in it"):
+        FlattenedBucket.pack(tensors, "elements", into=buffer)
+    assert buffer.tolist() == list(range(16))
+    beside = FlattenedBucket.pack(tensors, "elements", into=torch.empty(8))
+    assert [tensor.tolist() for _, tensor in beside.unpack()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
+
+
+def test_a_buffer_that_begins_between_items_is_refused() -> None:
+    """P26: what was received is refused as a whole, before anything is unpacked."""
+    meta = TensorMeta("a", (2,), "float32", 0, 8, 2)
+    with pytest.raises(ValueError, match="'a': expected a start at a multiple of 4 bytes"):
+        FlattenedBucket([meta], torch.zeros(20, dtype=torch.uint8)[1:], "bytes")
