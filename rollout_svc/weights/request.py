@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from rollout_svc.engines import Endpoint
 from rollout_svc.engines.updates.protocol import WAYS
@@ -54,6 +55,8 @@ def _read_kind(given: Mapping[str, Any]) -> Source:
     if kind == "disk":
         if not isinstance(path, str) or not path:
             raise BadRequest.at("source.path", "needed for kind 'disk'")
+        if "\0" in path:
+            raise BadRequest.at("source.path", "there is no path with a zero byte")
         finite, names = _flag(given, "check_finite"), _flag(given, "check_names", default=True)
         return Source(kind, path, check_finite=finite, check_names=names)
     if given.get("check_finite"):
@@ -82,11 +85,19 @@ def _flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool
 
 def _endpoint(given: Mapping[str, Any], way: str) -> Endpoint:
     url, token = given.get("publisher"), given.get("token")
-    if not isinstance(url, str) or not url.startswith("http://"):
+    if not isinstance(url, str) or not url.startswith("http://") or not _has_host(url):
         raise BadRequest.at("source.publisher", f"expected the http:// address of a WeightPublisher, for kind {way!r}")
     if token is not None and not isinstance(token, str):
         raise BadRequest.at("source.token", f"expected a string, not {type(token).__name__}")
     return Endpoint(url, None, token)
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port, or an address, that there cannot be
+        return False
 
 
 def refuse_undrained(drained: Iterable[Lane]) -> None:

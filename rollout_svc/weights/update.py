@@ -122,6 +122,8 @@ class WeightUpdater:
                 for worker in self._pool.workers.values()
                 if worker not in targets
             }
+            for name in sorted((source.workers or frozenset()) - self._pool.workers.keys()):
+                results[name] = {"ok": False, "skipped": "there is no such worker"}
             before = Before(self._fleet.version, self._fleet.source)
             moved = frozenset(worker.worker_id for worker in in_traffic) | (source.workers or frozenset())
             needed = {worker.worker_id for worker in active if self._on_failure != "quarantine"}

@@ -49,6 +49,36 @@ async def test_a_trainer_that_was_restarted_says_so(version: int, tmp_path: Path
         assert (made.service.state, engine.weight_version) == ("running", str(version))
 
 
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ({"kind": "disk", "path": "/w\0"}, "source.path"),
+        ({"kind": "shm", "publisher": "http://"}, "source.publisher"),
+        ({"kind": "shm", "publisher": "http://127.0.0.1:99999"}, "source.publisher"),
+        ({"kind": "shm", "publisher": "http://[::1"}, "source.publisher"),
+    ],
+)
+async def test_what_can_be_nowhere_stops_nothing(source: dict[str, Any], path: str) -> None:
+    """P35: 400 at the field, and the stage runs on."""
+    async with FakeSGLang(weight_version="0") as engine, stage(engine, pushed=1) as made:
+        await engine.wait_running(1)
+        with pytest.raises(BadRequest) as refused:
+            await made.service.update_weights(1, source, pause={})
+        assert [problem["path"] for problem in refused.value.detail] == [path]
+        await untouched(made, engine, 0)
+
+
+async def test_a_worker_that_nobody_has_is_named() -> None:
+    """P24: a trainer that says whom it gave the weights, and misspells one, is told so in the answer."""
+    async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
+        source = EXTERNAL | {"workers": ["w0", "w9"]}
+        answer = await made.service.update_weights(1, source, pause={})
+        assert answer["workers"] == {
+            "w0": {"ok": True, "version": 1},
+            "w9": {"ok": False, "skipped": "there is no such worker"},
+        }
+
+
 async def test_files_that_are_not_whole_are_refused_with_the_list(tmp_path: Path) -> None:
     """P24 P35: 400 with every problem, the stage runs on; once they are whole the same call goes through."""
     whole = save({"a": np.zeros(8, np.float32)})
