@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from aiohttp import web
 
+from rollout_svc.dense import lack_of
 from rollout_svc.engines.updates.protocol import Way
 from rollout_svc.weights.bar import Bar, make_bar
 from rollout_svc.weights.bucket import cut
@@ -147,7 +148,7 @@ class WeightPublisher:
             ServiceError: what `update_weights` raises; the engines have the weights they had.
             TypeError: these are no tensors by name; nothing was stopped.
             RuntimeError: this publisher is at it already.
-            ValueError: a mapping lacks what is to be there; nobody was asked for anything.
+            ValueError: a mapping is empty, or lacks what is to be there; nobody was asked for anything.
         """
         if self._publishing is not None:
             raise RuntimeError("this publisher has an update under way")
@@ -350,19 +351,21 @@ def _engines(said: Any) -> list[Engine]:
 
 
 def _refuse_other(tensors: object) -> None:
-    """Raise TypeError for what can be seen to be no tensors by name."""
+    """Raise TypeError for what can be seen to be no tensors by name, ValueError where there are none."""
     import torch  # noqa: PLC0415 - the trainer has it
 
     if not isinstance(tensors, Mapping):
-        if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor):
+        if not isinstance(tensors, Iterable) or isinstance(tensors, torch.Tensor | str | bytes):
             raise TypeError(f"expected tensors by name, or pairs of them, not {type(tensors).__name__}")
         return
+    if not tensors:
+        raise ValueError("expected at least one tensor: there is none to send")
     for name, tensor in tensors.items():
         if not isinstance(name, str):
             raise TypeError(f"expected names that are strings, not {name!r:.100}")
-        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-            found = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            raise TypeError(f"expected dense tensors; {name!r} is {found}")
+        lack = lack_of(tensor) if isinstance(tensor, torch.Tensor) else f"it is {type(tensor).__name__}"
+        if lack is not None:
+            raise TypeError(f"expected dense tensors; {name!r}: {lack}")
 
 
 def _manifest(tensors: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:

@@ -204,7 +204,7 @@ async def test_the_last_update_says_what_the_next_has_to_have(kind: Any, tmp_pat
         assert (made.service.status()["weight_version"], engine.updates) == (1, asked)
         meant = {"kind": "disk", "path": bad, "check_names": False}
         for version in (2, 3):  # the second passes as well without a word: it has what the first had
-            await made.service.update_weights(version, meant, pause={})
+            await once_free(made, version, meant)
             meant.pop("check_names", None)
 
 

@@ -263,8 +263,11 @@ def test_buckets_of_no_bytes_are_refused_before_anything_is_stopped(bucket_bytes
         (None, "not NoneType"),
         (torch.zeros(2), "not Tensor"),
         ({1: torch.zeros(2)}, "not 1"),
-        ({"a": 1}, "'a' is int"),
-        ({"a": torch.zeros(2, 2).to_sparse()}, "'a' is torch.sparse_coo"),
+        ("weights", "not str"),
+        ({"a": 1}, "'a': it is int"),
+        ({"a": torch.zeros(2, 2).to_sparse()}, "'a': it is torch.sparse_coo"),
+        ({"a": torch.zeros(2, device="meta")}, "on meta"),
+        ({"a": torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged)}, "gather it first"),
     ],
 )
 async def test_what_is_no_tensors_is_refused_before_anything_is_stopped(given: Any, told: str) -> None:
@@ -272,6 +275,8 @@ async def test_what_is_no_tensors_is_refused_before_anything_is_stopped(given: A
     async with WeightPublisher(Nobody()) as publisher:
         with pytest.raises(TypeError, match=re.escape(told)):
             await publisher.publish(given, 1, pause={})
+        with pytest.raises(ValueError, match="at least one tensor"):
+            await publisher.publish({}, 1, pause={})
 
 
 class Stuck:
