@@ -15,7 +15,7 @@ from rollout_svc.assembly import Parts
 from rollout_svc.config import Config
 from rollout_svc.events import EventBus
 from rollout_svc.observe.memory import MemorySampler, MemoryWatch, Probe, describe_system
-from rollout_svc.tensors.shards.process import fetched_bytes
+from rollout_svc.tensors.accounts import tensor_bytes
 
 __all__ = ["accounts_of", "memory_record", "watch_memory"]
 
@@ -41,11 +41,8 @@ def watch_memory(parts: Parts, config: Config, bus: EventBus, *, probes: bool) -
 
 def accounts_of(parts: Parts) -> dict[str, int]:
     """Bytes that the parts know of, by account."""
-    found = {f"handles.{kind}": tally.bytes for kind, tally in parts.handles.live.items()}
+    found = tensor_bytes(parts.handles)
     found["replay_buffer"] = parts.buffer.bytes - parts.buffer.heavy_bytes  # those are handles already
-    fetched = fetched_bytes()
-    if fetched is not None:
-        found["fetch_buffers"] = fetched
     found["in_flight"] = sum(worker.tokens for worker in parts.pool.workers.values()) * _TOKEN_BYTES
     return found
 

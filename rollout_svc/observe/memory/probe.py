@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,7 @@ class Probe:
         self,
         files: Mapping[str, Sequence[str]] | None = None,
         *,
+        accounts: Callable[[], Mapping[str, int]] = dict,
         tensors: bool = False,
         shared_prefix: str = "rollout-svc-",
         shared_folder: Path = Path("/dev/shm"),  # noqa: S108 - the system's own file system for it
@@ -49,12 +50,14 @@ class Probe:
 
         Args:
             files: patterns of paths by account, as `glob` takes them: the files whose sizes are that account.
+            accounts: what parts of this process count themselves, bytes by account (`tensors.accounts.tensor_bytes`).
             tensors: whether tensors on the CPU are looked for, which keeps what is released meanwhile for a moment.
             shared_prefix: what the names of this project's segments of shared memory begin with; the pid follows.
             shared_folder: where segments are.
         """
         self._files = {name: tuple(Path(pattern) for pattern in patterns) for name, patterns in (files or {}).items()}
         self._shared = (shared_folder, f"{shared_prefix}{os.getpid()}-*")
+        self._accounts = accounts
         self._torch, self._ray = TorchBytes(look=tensors), RayBytes()
 
     @property
@@ -73,6 +76,7 @@ class Probe:
         """
         known = self._known_files()
         found = {OWN: self._own() | {name: sum(sizes.values()) for name, sizes in known.items()}}
+        found[OWN] |= self._accounts()
         found[OWN]["open_files"] = _open_files({place for sizes in known.values() for place in sizes})
         seen: set[int] = set()
         for name, pid in (launched or {}).items():
