@@ -1,6 +1,6 @@
 """Where in a placement group of Ray a launched engine has to make its workers."""
 
-from typing import Annotated, Final, Self
+from typing import Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -16,7 +16,7 @@ BUNDLES_VARIABLE: Final = "LMDEPLOY_RAY_EXTERNAL_PG_BUNDLES"
 class PlacementConfig(Settings):
     """Bundles of a placement group that the trainer owns: the engine's rank r goes to the r-th of them."""
 
-    bundles: Listed[Annotated[int, Field(ge=0)]]
+    bundles: Listed[int]
     """Their indices, in the trainer's order, which is kept: ranks of engine and trainer belong together."""
     tensor_parallel: Count
     """Workers the engine makes; there must be a bundle for each."""
@@ -34,9 +34,11 @@ class PlacementConfig(Settings):
         found: list[tuple[tuple[str | int, ...], str]] = []
         for place, bundle in enumerate(self.bundles):
             first = self.bundles.index(bundle)
-            if first != place:
+            if bundle < 0:
+                found.append((("bundles", place), f"bundles are counted from 0, there is no {bundle}"))
+            elif first != place:
                 found.append((("bundles", place), f"bundle {bundle} is already bundles.{first}"))
-        distinct = len(set(self.bundles))
+        distinct = len({bundle for bundle in self.bundles if bundle >= 0})
         if distinct < self.tensor_parallel:
             words = f"{distinct} different bundles for {self.tensor_parallel} workers (tensor_parallel)"
             found.append((("bundles",), words))

@@ -181,7 +181,11 @@ def test_what_is_wrong_without_a_group_is_refused_at_reading() -> None:
         "launch.placement.bundles": "2 different bundles for 3 workers (tensor_parallel)",
         "launch.placement.group": "name the placement group that the bundles are of (or say owns_group: true)",
     }
-    assert list(refused(placement={"bundles": [0, -1]})) == ["launch.placement.bundles.1"]
+    assert refused(placement={"bundles": [1, 1, -1], "tensor_parallel": 2}) == {
+        "launch.placement.bundles.1": "bundle 1 is already bundles.0",
+        "launch.placement.bundles.2": "bundles are counted from 0, there is no -1",
+        "launch.placement.bundles": "1 different bundles for 2 workers (tensor_parallel)",
+    }
     assert list(refused(placement={"bundles": [0, True]})) == ["launch.placement.bundles.1"]
     assert list(refused(placement={"bundles": "0,1"})) == ["launch.placement.bundles"]
     assert list(refused(placement={"tensor_parallel": 0})) == ["launch.placement.tensor_parallel"]
