@@ -113,7 +113,13 @@ class Controller:
         Args:
             role: actor, critic, reference, teacher, evaluator, …
             consumers: each on its rank, or addresses, which get ranks in their order.
+
+        Raises:
+            TypeError: one address, in place of several.
+            ValueError: two processes on one rank: only one of them would be drained.
         """
+        if isinstance(consumers, str):
+            raise TypeError(f"expected a list of consumers, not one address: [{consumers!r}]")
         self._fleet.register(role, [Consumer(one) if isinstance(one, str) else one for one in consumers])
 
     def unregister(self, role: str, rank: Rank | None = None) -> None:

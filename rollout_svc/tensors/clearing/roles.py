@@ -49,11 +49,17 @@ class Roles:
 
         Returns:
             Addresses of the processes that have no rank in any role any more.
+
+        Raises:
+            ValueError: two of them are on one rank; none was given.
         """
-        ranks = self._ranks.setdefault(role, {})
-        before = set(self.addresses())
+        given: dict[Rank, str] = {}
         for place, consumer in enumerate(consumers):
-            ranks[consumer.rank or (place,)] = consumer.address
+            rank = consumer.rank or (place,)
+            if given.setdefault(rank, consumer.address) != consumer.address:
+                raise ValueError(f"{role}{list(rank)}: expected one process, not {given[rank]} and {consumer.address}")
+        before = set(self.addresses())
+        self._ranks.setdefault(role, {}).update(given)
         return tuple(before - set(self.addresses()))
 
     def leave(self, role: str, rank: Rank | None = None) -> tuple[str, ...]:

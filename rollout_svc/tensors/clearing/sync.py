@@ -74,7 +74,7 @@ class SyncController:
 
     def register(self, role: str, consumers: Iterable[Consumer | str]) -> None:
         """See `Controller.register`."""
-        self._call(self._controller.register, role, list(consumers))
+        self._call(self._controller.register, role, consumers if isinstance(consumers, str) else list(consumers))
 
     def unregister(self, role: str, rank: Rank | None = None) -> None:
         """See `Controller.unregister`."""

@@ -47,6 +47,18 @@ async def test_every_consumer_of_every_role_and_every_owner_is_told() -> None:
 
 
 @virtual
+async def test_nobody_is_left_out_by_a_slip() -> None:
+    """P29: two processes on one rank, or one address for a list, would leave consumers that are never drained."""
+    house = House("a", "b")
+    with pytest.raises(ValueError, match=r"critic\[0\]: expected one process, not c and d"):
+        house.controller.register("critic", [Consumer("c", (0,)), Consumer("d", (0,))])
+    with pytest.raises(TypeError, match=r"not one address: \['http://c'\]"):
+        house.controller.register("critic", "http://c")
+    assert (await house.clear("1")).processes == 3
+    assert not {"c", "d"} & house.peers.keys()
+
+
+@virtual
 async def test_a_rank_that_is_given_nothing_does_nothing() -> None:
     """P29: `clear_batches()` and `clear_batches(None)`, also within a step, also where something is kept."""
     house = House("a")
