@@ -32,6 +32,7 @@ from rollout_svc.launching import newcomer_problems
 from rollout_svc.observe.memory import MemorySampler
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
+from rollout_svc.pause.request import Asked
 from rollout_svc.producer.sources import PushSource
 from rollout_svc.recovery import Restore, keep_partials, open_storage, open_store, recall
 from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, refuse_unreachable, wait_for_engines
@@ -39,7 +40,7 @@ from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabo
 from rollout_svc.stuck import describe_stuck, oldest_samples
 from rollout_svc.tasks import wait_until
 from rollout_svc.weights.calls import WeightCalls
-from rollout_svc.weights.pausing import Asked, PauseCalls
+from rollout_svc.weights.pausing import PauseCalls
 from rollout_svc.weights.request import read_source, read_version
 from rollout_svc.workers.worker import WorkerState
 

@@ -263,7 +263,7 @@ _ALL: Final = (
         "a pause that was meant for an earlier state is carried out after the resume",
         "P11",
         (
-            "pause.controller",
+            "pause.standing",
             "if if_ticket is not None and if_ticket not in allowed:",
             "if if_ticket is not None and if_ticket > max(allowed):",
         ),
