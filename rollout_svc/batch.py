@@ -8,18 +8,19 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from rollout_svc.errors import NotNow, NotNowType, SpentHandle
+from rollout_svc.errors import BadRequest, NotNow, NotNowType, SpentHandle
 from rollout_svc.group import Group
 from rollout_svc.producer.masking import encoded
 from rollout_svc.tensors import Loan, ReadHandle
 
-__all__ = ["Batch", "Shortage", "not_now", "too_far"]
+__all__ = ["Batch", "Shortage", "check_take", "not_now", "too_far"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,15 @@ def too_far(step: int, version: int, max_staleness: int, max_token_staleness: in
     if max_token_staleness is not None:
         detail["max_token_staleness"] = max_token_staleness
     return Shortage("not_enough", message, detail)
+
+
+def check_take(step: int, groups: int, timeout_s: float) -> None:
+    """Raise BadRequest where no schedule can reckon with these: in process nobody else has looked."""
+    for path, value, least in (("step", step, 0), ("groups", groups, 1)):
+        if type(value) is not int or value < least:
+            raise BadRequest.at(path, f"expected a whole number, {least} or greater")
+    if not (math.isfinite(timeout_s) and timeout_s >= 0):
+        raise BadRequest.at("timeout_s", "expected a finite number, 0 or greater")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,15 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from rollout_svc.batch import Batch, Shortage, not_now, too_far
+from rollout_svc.batch import Batch, Shortage, check_take, not_now, too_far
 from rollout_svc.batch_figures import Figures
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.errors import BadRequest, Conflict, NotFound
+from rollout_svc.errors import Conflict, NotFound
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
 from rollout_svc.producer.masking import oldest_unmasked, spent
@@ -101,7 +100,7 @@ class Batches:
             BadRequest: a number that means nothing; nothing has changed.
             NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
         """
-        _check(step, groups, timeout_s)
+        check_take(step, groups, timeout_s)
         started = asyncio.get_running_loop().time()
         expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
@@ -134,7 +133,7 @@ class Batches:
         Raises:
             NotNow: that can never be, and no more will come; `detail` says how many are `ready`.
         """
-        _check(step, wanted, timeout_s)
+        check_take(step, wanted, timeout_s)
         self._mixture.groups = wanted
         ready = len(self._mixture.most(wanted, self._fresh(step)))
         wake = asyncio.Event()
@@ -170,7 +169,7 @@ class Batches:
         Raises:
             Conflict: that lease has ended, or was acknowledged.
         """
-        _check(step, at_most, 0.0)
+        check_take(step, at_most, 0.0)
         batch = self._leased.get(batch_id)
         if batch is None:
             if (fate := self._buffer.fate(batch_id)) is not None:
@@ -389,12 +388,3 @@ class Batches:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _check(step: int, groups: int, timeout_s: float) -> None:
-    """Refuse what no schedule can reckon with: in process nobody else has looked."""
-    for path, value, least in (("step", step, 0), ("groups", groups, 1)):
-        if type(value) is not int or value < least:
-            raise BadRequest.at(path, f"expected a whole number, {least} or greater")
-    if not (math.isfinite(timeout_s) and timeout_s >= 0):
-        raise BadRequest.at("timeout_s", "expected a finite number, 0 or greater")

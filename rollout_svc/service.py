@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Literal, TypeVar
@@ -221,7 +220,7 @@ class RolloutService:
         self._phase = "stopped"
 
     def _died(self, name: str, error: BaseException, critical: bool) -> None:
-        event = ComponentDied(name, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        event = ComponentDied.of(name, error)
         if critical and self.failure is None:
             self.failure = event
             self.parts.batches.wake()

@@ -31,6 +31,7 @@ GROUND = (
         "copying",
         "collective",
         "blame",
+        "exits",
     ),
 )
 """Imported by everyone; they import each other."""

@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
@@ -146,7 +145,7 @@ class Coordinator:
         self._phase = "stopped"
 
     def _died(self, name: str, error: BaseException, critical: bool) -> None:
-        event = ComponentDied(name, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        event = ComponentDied.of(name, error)
         if critical and self.failure is None:
             self.failure = event
             self._changed()

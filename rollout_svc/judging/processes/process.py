@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from rollout_svc import blame
+from rollout_svc.exits import how_it_ended
 from rollout_svc.judging.processes import frames
 from rollout_svc.judging.processes.lines import Job, Seat
 from rollout_svc.judging.processes.warden import COMMAND
@@ -59,7 +60,7 @@ class JudgeProcess:
         place = blame.last_place(os.pread(self.trace, frames.ANSWER_BYTES, 0).decode(errors="replace"))
         error = self.why
         if error is None:
-            how = "closed its channel" if code is None or code == -signal.SIGABRT else _ending(code)
+            how = "closed its channel" if code is None or code == -signal.SIGABRT else how_it_ended(code)
             error = JudgerError(f"its process {how}")
         return type(error)(f"{error} ({place})") if place else error
 
@@ -73,15 +74,6 @@ class JudgeProcess:
             loop.remove_writer(self.channel)
             self.channel.close()
             os.close(self.trace)
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
 
 
 def make_warden() -> tuple[subprocess.Popen[bytes], socket.socket]:
