@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rollout_svc.configfile import config_from_mapping, load_config
     from rollout_svc.judging import JudgedSample, JudgeFailed, Reward
-    from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
+    from rollout_svc.rpc.blocking import SyncRolloutClient
+    from rollout_svc.rpc.client import RolloutClient
     from rollout_svc.rpc.publisher import SyncWeightPublisher
     from rollout_svc.service import RolloutService
     from rollout_svc.weights.probe import Probe
@@ -39,7 +40,7 @@ _HOMES: Final = {
     "Reward": "rollout_svc.judging",
     "RolloutClient": "rollout_svc.rpc.client",
     "RolloutService": "rollout_svc.service",
-    "SyncRolloutClient": "rollout_svc.rpc.client",
+    "SyncRolloutClient": "rollout_svc.rpc.blocking",
     "SyncWeightPublisher": "rollout_svc.rpc.publisher",
     "WeightPublisher": "rollout_svc.weights.publisher",
     "config_from_mapping": "rollout_svc.configfile",

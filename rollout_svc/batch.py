@@ -8,18 +8,19 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from rollout_svc.errors import NotNow, NotNowType, SpentHandle
+from rollout_svc.errors import BadRequest, NotNow, NotNowType, SpentHandle
 from rollout_svc.group import Group
 from rollout_svc.producer.masking import encoded
 from rollout_svc.tensors import Loan, ReadHandle
 
-__all__ = ["Batch", "Shortage", "not_now"]
+__all__ = ["Batch", "Shortage", "check_take", "not_now", "too_far"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,33 @@ class Shortage:
     message: str
     detail: dict[str, Any]
     final: bool = False
+
+    def of_tasks(self, missing: Mapping[str, int]) -> Shortage:
+        """The same, where groups of these tasks are what is waited for; none, or for good: as it is."""
+        if not missing or self.final:
+            return self
+        told = ", ".join(f"{number} of task {task}" for task, number in missing.items())
+        message = f"by the tasks' weights {told} are missing; {self.message}"
+        return replace(self, message=message, detail=self.detail | {"missing": missing})
+
+
+def too_far(step: int, version: int, max_staleness: int, max_token_staleness: int | None) -> Shortage:
+    """Why nothing that the fleet can make now is fresh enough at `step`; not for good: an update may come."""
+    bound = max_staleness if max_token_staleness is None else max_token_staleness
+    message = f"step {step} needs weights of version {step - bound} or later, the fleet is at {version}"
+    detail = {"step": step, "weight_version": version, "max_staleness": max_staleness}
+    if max_token_staleness is not None:
+        detail["max_token_staleness"] = max_token_staleness
+    return Shortage("not_enough", message, detail)
+
+
+def check_take(step: int, groups: int, timeout_s: float) -> None:
+    """Raise BadRequest where no schedule can reckon with these: in process nobody else has looked."""
+    for path, value, least in (("step", step, 0), ("groups", groups, 1)):
+        if type(value) is not int or value < least:
+            raise BadRequest.at(path, f"expected a whole number, {least} or greater")
+    if not (math.isfinite(timeout_s) and timeout_s >= 0):
+        raise BadRequest.at("timeout_s", "expected a finite number, 0 or greater")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,15 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from rollout_svc.batch import Batch, Shortage, not_now
+from rollout_svc.batch import Batch, Shortage, check_take, not_now, too_far
 from rollout_svc.batch_figures import Figures
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.buffer.storage import Storage
-from rollout_svc.errors import BadRequest, Conflict, NotFound
+from rollout_svc.errors import Conflict, NotFound
 from rollout_svc.events import BatchAcked, BatchTaken, EventBus, LeaseExpired
 from rollout_svc.group import Group
 from rollout_svc.producer.masking import oldest_unmasked, spent
@@ -101,7 +100,7 @@ class Batches:
             BadRequest: a number that means nothing; nothing has changed.
             NotNow: `not_enough`, `paused`, `exhausted` or `failed`, with the reason.
         """
-        _check(step, groups, timeout_s)
+        check_take(step, groups, timeout_s)
         started = asyncio.get_running_loop().time()
         expired = self.acknowledge_all(ack)
         again = self._buffer.leased_at(step)
@@ -120,7 +119,8 @@ class Batches:
                     return replace(batch, ack_expired=expired)
                 self._ask(wake, step, groups)
         except TimeoutError:
-            shortage = self._too_far(step) if self._ahead(step) else self._short(groups)
+            bounds = self.max_staleness, self.max_token_staleness
+            shortage = too_far(step, self._version(), *bounds) if self._ahead(step) else self._short(groups)
             raise not_now(shortage, groups, self._buffer.ready) from None
         finally:
             self._ask_no_more(wake)
@@ -133,7 +133,7 @@ class Batches:
         Raises:
             NotNow: that can never be, and no more will come; `detail` says how many are `ready`.
         """
-        _check(step, wanted, timeout_s)
+        check_take(step, wanted, timeout_s)
         self._mixture.groups = wanted
         ready = len(self._mixture.most(wanted, self._fresh(step)))
         wake = asyncio.Event()
@@ -169,7 +169,7 @@ class Batches:
         Raises:
             Conflict: that lease has ended, or was acknowledged.
         """
-        _check(step, at_most, 0.0)
+        check_take(step, at_most, 0.0)
         batch = self._leased.get(batch_id)
         if batch is None:
             if (fate := self._buffer.fate(batch_id)) is not None:
@@ -233,13 +233,8 @@ class Batches:
 
     def _short(self, groups: int) -> Shortage:
         """Why the batch is not there; where enough is ready, which tasks it waits for."""
-        shortage = self._shortage(groups)
-        missing = self._mixture.missing(groups)
-        if self._buffer.ready < groups or not missing or shortage.final:
-            return shortage
-        told = ", ".join(f"{number} of task {task}" for task, number in missing.items())
-        message = f"by the tasks' weights {told} are missing; {shortage.message}"
-        return replace(shortage, message=message, detail=shortage.detail | {"missing": missing})
+        shortage, missing = self._shortage(groups), self._mixture.missing(groups)
+        return shortage if self._buffer.ready < groups else shortage.of_tasks(missing)
 
     def _ahead(self, step: int) -> bool:
         """Whether every token the fleet can make now would be too old at `step`."""
@@ -260,14 +255,6 @@ class Batches:
         after = max((lease.step + 1 for lease in self._buffer.leases), default=version)
         step = max(version, after if self._next_step is None else self._next_step)
         return Demand(version, step if self._known_step is None else min(step, self._known_step))
-
-    def _too_far(self, step: int) -> Shortage:
-        version, bound = self._version(), self._serves
-        message = f"step {step} needs weights of version {step - bound} or later, the fleet is at {version}"
-        detail = {"step": step, "weight_version": version, "max_staleness": self.max_staleness}
-        if self.max_token_staleness is not None:
-            detail["max_token_staleness"] = self.max_token_staleness
-        return Shortage("not_enough", message, detail)  # not for good: an update may come, also while it is waited for
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.
@@ -401,12 +388,3 @@ class Batches:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _check(step: int, groups: int, timeout_s: float) -> None:
-    """Refuse what no schedule can reckon with: in process nobody else has looked."""
-    for path, value, least in (("step", step, 0), ("groups", groups, 1)):
-        if type(value) is not int or value < least:
-            raise BadRequest.at(path, f"expected a whole number, {least} or greater")
-    if not (math.isfinite(timeout_s) and timeout_s >= 0):
-        raise BadRequest.at("timeout_s", "expected a finite number, 0 or greater")

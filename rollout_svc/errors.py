@@ -263,7 +263,14 @@ class BadRequest(ServiceError):
     @classmethod
     def at(cls, path: str, message: str) -> Self:
         """Make the error for a single problem."""
-        return cls(f"{path}: {message}", detail=[{"path": path, "message": message}])
+        return cls.of((Problem(path, message),))
+
+    @classmethod
+    def of(cls, problems: Iterable[Problem]) -> Self:
+        """Make the error for several."""
+        told = tuple(problems)
+        detail = [{"path": problem.path, "message": problem.message} for problem in told]
+        return cls("; ".join(map(str, told)), detail=detail)
 
 
 class Unauthorized(ServiceError):

@@ -10,47 +10,41 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Any, Final, Literal, TypeVar
-
-from pydantic import ValidationError
+from typing import Any, Literal, TypeVar
 
 from rollout_svc.accounts import memory_record, watch_memory
 from rollout_svc.assembly import Parts, Prepared, assemble, prepare
 from rollout_svc.batch import Batch, Shortage
 from rollout_svc.concurrency import Concurrency
 from rollout_svc.config import WHOLE, Config, Portion, WorkerConfig
-from rollout_svc.configfile import problems_of
-from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, NotNowType, Problem
+from rollout_svc.errors import ConfigError, NotNow, NotNowType
 from rollout_svc.evaluations.evaluation import records_of
 from rollout_svc.events import ComponentDied, EventBus
+from rollout_svc.fleet_requests import add_one, refuse_newcomer, set_plan
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.group import Group
-from rollout_svc.launching import newcomer_problems
 from rollout_svc.observe.memory import MemorySampler
 from rollout_svc.outside import Outside
 from rollout_svc.pause.report import PauseReport
-from rollout_svc.producer.sources import PushSource
+from rollout_svc.pause.request import Asked
+from rollout_svc.pushing import push
 from rollout_svc.recovery import Restore, keep_partials, open_storage, open_store, recall
+from rollout_svc.shutdown import shut_down
 from rollout_svc.startup import guard_fleet, refuse_taken, refuse_unfit, refuse_unreachable, wait_for_engines
 from rollout_svc.status import OLDEST, describe, hopeless, shortage_of, whereabouts
 from rollout_svc.stuck import describe_stuck, oldest_samples
-from rollout_svc.tasks import wait_until
 from rollout_svc.weights.calls import WeightCalls
-from rollout_svc.weights.pausing import Asked, PauseCalls
+from rollout_svc.weights.pausing import PauseCalls
 from rollout_svc.weights.request import read_source, read_version
 from rollout_svc.workers.worker import WorkerState
 
-__all__ = ["STOP_MARGIN_S", "RolloutService", "State"]
+__all__ = ["RolloutService", "State"]
 
 State = Literal["starting", "running", "pausing", "paused", "resuming", "stopping", "failed"]
 
 T = TypeVar("T")
-_ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
-STOP_MARGIN_S: Final = 5.0
-"""Seconds for what is left to end after the last pause, once for tasks and once for processes."""
 
 
 class RolloutService:
@@ -85,8 +79,8 @@ class RolloutService:
         self._outside = outside or Outside()
         self._restore = restore
         self._parts: Parts | None = None
-        self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self._fleet: Concurrency | None = None
+        self._phase: Literal["new", "starting", "running", "stopping", "stopped"] = "new"
         self.survivors: tuple[str, ...] = ()
         self._stopping: asyncio.Task[None] | None = None
         self._weights: WeightCalls | None = None
@@ -222,25 +216,11 @@ class RolloutService:
             raise
 
     async def _stop(self, parts: Parts) -> None:
-        parts.batches.wake()
-        parts.evaluations.fail(lambda: NotNow("stopping", "the service is stopping"))
-        parts.launching.hold()
-        await parts.pauses.pause(mode="abort", deadline_s=self.config.pause.deadline_s)
-        await parts.offloading.wake_for_others(self.config.pause.deadline_s)
-        for part in (parts.batches, parts.pool, parts.producer, parts.evaluations, parts.attendance):
-            part.close()
-        self.survivors = await parts.tasks.close(end := asyncio.get_running_loop().time() + STOP_MARGIN_S)
-        await parts.transport.close()
-        last = (parts.processes, parts.tool_processes, parts.judging, parts.storage, parts.trajectories, parts.experts)
-        closing = [asyncio.ensure_future(part.close()) for part in last]
-        closing.append(asyncio.ensure_future(parts.launching.close(end + STOP_MARGIN_S / 2)))
-        await wait_until(closing, end + STOP_MARGIN_S)
-        parts.rollouts.let_go("the service has stopped")
+        self.survivors = await shut_down(parts, self.config.pause.deadline_s)
         self._phase = "stopped"
 
     def _died(self, name: str, error: BaseException, critical: bool) -> None:
-        trace = "".join(traceback.format_exception(error))
-        event = ComponentDied(name, f"{type(error).__name__}: {error}", trace)
+        event = ComponentDied.of(name, error)
         if critical and self.failure is None:
             self.failure = event
             self.parts.batches.wake()
@@ -251,12 +231,16 @@ class RolloutService:
         detail = {"traceback": died.traceback, "workers": whereabouts(self.parts)}
         return NotNow("failed", f"{died.component} died: {died.error}", detail=detail)
 
+    def _ended(self, stopping: NotNowType = "stopping") -> NotNow | None:
+        """Why nothing is to be had any more; None: it has neither failed nor been stopped."""
+        if self.failure is not None:
+            return self._dead(self.failure)
+        return NotNow(stopping, "the service is stopping") if self._phase in ("stopping", "stopped") else None
+
     def check_alive(self, stopping: NotNowType = "stopping") -> None:
         """Raise NotNow where the service has failed, or stops."""
-        if self.failure is not None:
-            raise self._dead(self.failure)
-        if self._phase in ("stopping", "stopped"):
-            raise NotNow(stopping, "the service is stopping")
+        if (ended := self._ended(stopping)) is not None:
+            raise ended
 
     def _check_running(self) -> None:
         self.check_alive()
@@ -317,17 +301,7 @@ class RolloutService:
     async def put_prompts(self, task: str, prompts: list[Any]) -> dict[str, int]:
         """Add prompts to a task that is fed by push; the same id is accepted once."""
         self.check_alive()
-        producer = self.parts.producer
-        source = self.prepared.sources.get(task)
-        if source is None:
-            raise NotFound(f"no task {task[:_ECHO_CHARS]!r}", detail={"tasks": sorted(self.prepared.sources)})
-        if not isinstance(source, PushSource):
-            raise Conflict(f"task {task!r} does not take prompts: its prompts.push is not true")
-        fresh = source.push(prompts)
-        self.parts.storage.pushed(task, {line.prompt_id: line.content for line in fresh})
-        producer.wake()
-        await self.parts.storage.flush()
-        return {"accepted": len(fresh)}
+        return await push(self.parts, self.prepared.sources, task, prompts)
 
     async def evaluate(self, task: str, prompts: Sequence[Any], **how: Any) -> dict[str, Any]:
         """Have prompts answered and judged in lane `eval`, as their record; see `Evaluations.evaluate`."""
@@ -354,17 +328,12 @@ class RolloutService:
 
     def _hopeless(self, groups: int) -> bool:
         """Whether a take of `groups` groups can never be met."""
-        if self.failure is not None or self._phase in ("stopping", "stopped"):
-            return True
-        return hopeless(self.parts, self.fleet.plan, groups)
+        return self._ended() is not None or hopeless(self.parts, self.fleet.plan, groups)
 
     def _shortage(self, groups: int) -> Shortage:
         """Why `groups` groups are not there, and whether they can ever be."""
-        if self.failure is not None:
-            dead = self._dead(self.failure)
-            return Shortage("failed", dead.message, dead.detail, final=True)
-        if self._phase in ("stopping", "stopped"):
-            return Shortage("failed", "the service is stopping", {}, final=True)
+        if (ended := self._ended()) is not None:
+            return Shortage("failed", ended.message, ended.detail or {}, final=True)
         return shortage_of(self.parts, self.fleet.plan, groups)
 
     async def update_weights(
@@ -401,12 +370,7 @@ class RolloutService:
             BadRequest: a value is out of bounds, or the plan is impossible; nothing has changed.
         """
         self.check_alive()
-        try:
-            return self.fleet.set(trainer or {}, limits or {}).as_json()
-        except ValidationError as error:
-            raise _bad_request(problems_of(error, "trainer")) from error
-        except ConfigError as error:
-            raise _bad_request(error.problems) from error
+        return set_plan(self.fleet, trainer or {}, limits or {})
 
     def workers(self) -> list[dict[str, Any]]:
         """Every worker's record."""
@@ -418,16 +382,9 @@ class RolloutService:
         One with `launch` is started by the service, and ended when it is removed.
         """
         self.check_alive()
-        if config.launch is not None:
-            on_cluster = self.config.cluster is not None
-            problems = await asyncio.to_thread(newcomer_problems, config.launch, "launch", on_cluster=on_cluster)
-            if problems:
-                raise _bad_request(problems)
-            self.check_alive()
-        try:
-            return self.parts.pool.workers[self.fleet.add(config)].as_json()
-        except ConfigError as error:
-            raise _bad_request(error.problems) from error
+        await refuse_newcomer(config, on_cluster=self.config.cluster is not None)
+        self.check_alive()
+        return self.parts.pool.workers[add_one(self.fleet, config)].as_json()
 
     async def remove_worker(self, worker_id: str) -> dict[str, Any]:
         """Take an engine out of the fleet; what it runs may finish first."""
@@ -440,8 +397,3 @@ def _made(part: T | None) -> T:
     if part is None:
         raise NotNow("starting", "the service has not been started")
     return part
-
-
-def _bad_request(problems: Iterable[Problem]) -> BadRequest:
-    listed = [{"path": problem.path, "message": problem.message} for problem in problems]
-    return BadRequest("; ".join(f"{p['path']}: {p['message']}" for p in listed), detail=listed)

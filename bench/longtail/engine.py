@@ -20,7 +20,7 @@ from rollout_svc.engines import Endpoint, Reply
 from rollout_svc.engines.calls import Call
 
 if TYPE_CHECKING:
-    from rollout_svc.engines.calls import StreamReader
+    from rollout_svc.engines.dialect import StreamReader
 
 __all__ = ["TracedEngine", "TracedTransport"]
 

@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sqlite3
 import time
@@ -27,6 +26,7 @@ from rollout_svc.buffer.journal.fingerprint import Fingerprint, differences
 from rollout_svc.buffer.journal.notes import Unleased
 from rollout_svc.buffer.journal.records import decode_sample
 from rollout_svc.buffer.journal.tables import Tables
+from rollout_svc.buffer.syncing import sync
 
 __all__ = [
     "NotASnapshotError",
@@ -281,9 +281,9 @@ def beside(target: Path) -> Iterator[Path]:
     try:
         made.touch()  # SQLite would not say why it cannot
         yield made
-        _sync(made)
+        sync(made)
         made.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         _forget(made)
 
@@ -292,11 +292,3 @@ def _forget(made: Path) -> None:
     for suffix in ("", "-journal", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             made.with_name(made.name + suffix).unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -124,16 +124,20 @@ async def try_it(
     for other in beside:
         other.cancel()
     left = await left_since(before, loop, [task, *beside])
-    waited = stepped.waits
-    if not ended:
-        return Tried("running", None, None, waited, bool(acted), where, left)
+    return _outcome(task if ended else None, stepped.waits, acted=bool(acted), where=where, left=left)
+
+
+def _outcome(task: asyncio.Task[Any] | None, waits: int, *, acted: bool, where: str, left: list[Left]) -> Tried:
+    """Read what a run that ended came to; None: it did not."""
+    if task is None:
+        return Tried("running", None, None, waits, acted, where, left)
     if task.cancelled():
-        return Tried("cancelled", None, None, waited, bool(acted), where, left)
+        return Tried("cancelled", None, None, waits, acted, where, left)
     error = task.exception()
     if error is not None:
         place = places.of_error(error.__cause__ if isinstance(error, ExitCalled) and error.__cause__ else error)
-        return Tried("raised", None, error, waited, bool(acted), place or where, left)
-    return Tried("returned", task.result(), None, waited, bool(acted), where, left)
+        return Tried("raised", None, error, waits, acted, place or where, left)
+    return Tried("returned", task.result(), None, waits, acted, where, left)
 
 
 async def _awaited(what: Awaitable[object]) -> None:

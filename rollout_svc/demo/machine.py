@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rollout_svc.demo.processes import READY_POLL_S, Child, ChildFailed, Children
 from rollout_svc.demo.stage import ENGINES, START_TIMEOUT_S, Stage, engine_arguments
-from rollout_svc.rpc.client import SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,27 +16,26 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from rollout_svc.embedded.door import Door
 from rollout_svc.embedded.groups import Groups, Received, detached
 from rollout_svc.embedded.job import Outcome
 from rollout_svc.embedded.memory import Memory
 from rollout_svc.embedded.model import WeightsError, read_weights, write_weights
+from rollout_svc.embedded.owned import OwnedWork
 from rollout_svc.embedded.receiving import BucketError
 from rollout_svc.embedded.runner import EngineDiedError, EngineThread
 from rollout_svc.embedded.updating import Updating
 from rollout_svc.embedded.wire import invalid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
     from typing import Any
 
     from rollout_svc.embedded.job import Job
     from rollout_svc.embedded.memory import Tag
     from rollout_svc.embedded.scheduler import Scheduler
-
-T = TypeVar("T")
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -52,7 +51,7 @@ class Engine:
         self._scheduler = scheduler
         self._in_flight: set[str] = set()
         self._abort_sent: set[str] = set()
-        self._owned: set[asyncio.Task[Any]] = set()
+        self._owned = OwnedWork()
         self._closing = False
         self._updating = Updating(scheduler.model)
         self._memory = Memory(scheduler)
@@ -195,7 +194,7 @@ class Engine:
             WeightsError: The file does not fit; nothing has changed, and nothing was aborted.
             EngineDiedError: The engine has ended.
         """
-        await self._complete(self._load(path, version, abort_running=abort_running))
+        await self._owned.complete(self._load(path, version, abort_running=abort_running))
 
     async def begin_update(self, manifest: Any, *, finite: bool, update: str | None = None) -> None:
         """Begin an update in buckets; see `Updating.begin`. Requests run on."""
@@ -206,7 +205,7 @@ class Engine:
 
     async def receive_bucket(self, call: Mapping[str, Any]) -> int:
         """Stage a bucket beside the weights, in a thread; see `Updating.receive`. Requests run on."""
-        return await self._complete(self._receive_bucket(call))
+        return await self._owned.complete(self._receive_bucket(call))
 
     async def join_group(self, call: Mapping[str, Any]) -> None:
         """Join the group of a trainer; see `Groups.join`. Requests run on."""
@@ -232,7 +231,7 @@ class Engine:
             raise BucketError("no update was begun here")
         # Not under the lock: whoever ends the update, or begins another, does not wait for a trainer that hangs.
         received = await detached("group-receive", lambda: self._groups.receive(call))
-        return await self._complete(self._stage_broadcast(received, begun, version))
+        return await self._owned.complete(self._stage_broadcast(received, begun, version))
 
     async def end_update(self, version: str | None, update: str | None = None) -> None:
         """Swap what was staged in, and label it, where nothing runs or what runs is frozen; see `Updating.finish`.
@@ -242,7 +241,7 @@ class Engine:
             BucketError: No update of this name is open.
             EngineDiedError: The engine has ended.
         """
-        await self._complete(self._end_update(version, update))
+        await self._owned.complete(self._end_update(version, update))
 
     async def revert_update(self, version: str | None, update: str | None = None) -> None:
         """Swap the weights before the last update in again, and label them; see `Updating.revert`.
@@ -251,7 +250,7 @@ class Engine:
             BucketError: They are not there any more; nothing has changed.
             EngineDiedError: The engine has ended.
         """
-        await self._complete(self._revert_update(version, update))
+        await self._owned.complete(self._revert_update(version, update))
 
     async def abandon_update(self, update: str | None = None) -> None:
         """Forget an update that is under way; with a name, this one alone. Idempotent."""
@@ -271,11 +270,11 @@ class Engine:
             if "weights" in tags:
                 self._updating.give_up()
 
-        await self._complete(self._move(release))
+        await self._owned.complete(self._move(release))
 
     async def resume_memory(self, tags: frozenset[Tag]) -> None:
         """Take memory back; what waited meanwhile runs when all is there. Raises as `release_memory`."""
-        await self._complete(self._move(lambda: self._memory.resume(tags)))
+        await self._owned.complete(self._move(lambda: self._memory.resume(tags)))
 
     async def relabel(self, version: str, *, abort_running: bool) -> None:
         """Name the weights anew, after aborting everything in flight if so asked.
@@ -297,8 +296,7 @@ class Engine:
         self.door.turn_away(lambda _: True)
         self.thread.post(lambda: self._scheduler.end(lambda _: True), urgent=True)
         await asyncio.to_thread(self._groups.close)
-        if self._owned:
-            await asyncio.wait(self._owned)
+        await self._owned.settled()
         await self.thread.close()
         self._memory.close()
 
@@ -396,15 +394,3 @@ class Engine:
 
         async with self._staging, self.door.exclusively():
             await self.thread.call(swap)
-
-    async def _complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work that goes on to its end even if the caller is cancelled."""
-        task = asyncio.get_running_loop().create_task(work, name="weights")
-        self._owned.add(task)
-        task.add_done_callback(self._disown)
-        return await asyncio.shield(task)
-
-    def _disown(self, task: asyncio.Task[Any]) -> None:
-        self._owned.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at here, for the caller may have left

@@ -3,17 +3,15 @@
 from rollout_svc.engines.calls import (
     Call,
     Completion,
-    Dialect,
     EngineInfo,
     EngineProfile,
     GenerateRequest,
     Health,
     Lift,
     Reply,
-    StreamReader,
-    Transport,
     WrittenIds,
 )
+from rollout_svc.engines.dialect import Dialect, StreamReader, Transport
 from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.engines.http import HttpTransport
 from rollout_svc.engines.lmdeploy import LMDeployDialect

@@ -22,7 +22,8 @@ from typing import Any, Final, Self
 
 import aiohttp
 
-from rollout_svc.engines.calls import Call, Lift, Reply, StreamReader
+from rollout_svc.engines.calls import Call, Lift, Reply
+from rollout_svc.engines.dialect import StreamReader
 from rollout_svc.engines.endpoint import Endpoint
 from rollout_svc.engines.lifting import Lifting, new_threads
 from rollout_svc.engines.sse import EventSplitter

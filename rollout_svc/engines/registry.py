@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from rollout_svc.engines.calls import Dialect
+from rollout_svc.engines.dialect import Dialect
 from rollout_svc.engines.lmdeploy import LMDeployDialect
 from rollout_svc.engines.sglang import SGLangDialect
 from rollout_svc.engines.vllm import VLLMDialect

@@ -22,6 +22,7 @@ from typing import Any, Final
 from rollout_svc.buffer.storage import MemoryStorage
 from rollout_svc.errors import Conflict, NotNow, SampleFailure, ServiceError
 from rollout_svc.evaluations.evaluation import Evaluation
+from rollout_svc.evaluations.refusals import out_of_time, weights_moved
 from rollout_svc.evaluations.request import Request, read_request
 from rollout_svc.events import EvaluationFinished, EvaluationStarted, EventBus, SampleFailed, WeightsUpdated
 from rollout_svc.gate import Gate, Lane
@@ -176,7 +177,9 @@ class Evaluations:
                     await self._moved(evaluation)
         except TimeoutError:
             if not evaluation.complete:
-                raise self._shortage(evaluation) from None
+                oldest = self.oldest({group.group_id for group in evaluation.groups})
+                paused, in_traffic = not self._gate.is_open(_LANE), bool(self._pool.in_traffic)
+                raise out_of_time(evaluation, oldest, paused=paused, in_traffic=in_traffic) from None
 
     async def _feed(self, evaluation: Evaluation, lines: Sequence[PromptLine]) -> None:
         """Encode and admit the prompts, a little ahead of what is started."""
@@ -227,22 +230,6 @@ class Evaluations:
         """Settle a group that no run holds, and that cannot be answered."""
         self._bus.emit(SampleFailed(group.samples[0].sample_id, group.prompt.task, reason, message, 1, final=True))
         group.settle("failed", reason)
-
-    def _shortage(self, evaluation: Evaluation) -> NotNow:
-        """The time is up: what is there, what is missing, and what that waits for."""
-        paused = not self._gate.is_open(_LANE)
-        waits_for = "gate_closed" if paused else "" if self._pool.in_traffic else "no_worker"
-        detail = {
-            "finished": evaluation.finished,
-            "failed": evaluation.failed,
-            "wanted": evaluation.wanted,
-            "weight_version": evaluation.version,
-            "waiting_for": waits_for,
-            "oldest": self.oldest({group.group_id for group in evaluation.groups}),
-        }
-        why = "lane eval is paused" if paused else "no worker is in traffic" if waits_for else "the time is up"
-        message = f"{evaluation.finished} of {evaluation.wanted} prompts are finished: {why}"
-        return NotNow("paused" if paused else "not_enough", message, detail=detail)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -300,16 +287,7 @@ class Evaluations:
         now = self._version()
         for evaluation in self._open.values():
             if evaluation.version is not None and evaluation.version != now and evaluation.error is None:
-                finished, wanted = evaluation.finished, evaluation.wanted
-                detail = {
-                    "version": evaluation.version,
-                    "weight_version": now,
-                    "finished": finished,
-                    "wanted": wanted,
-                }
-                message = f"the weights moved from version {evaluation.version} to {now}"
-                told = f"{message}: {finished} of {wanted} prompts were finished"
-                evaluation.end(Conflict(told, type="version_changed", detail=detail))
+                evaluation.end(weights_moved(evaluation, now))
 
     # -- starting --------------------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from traceback import format_exception
+from typing import Self
 
 from rollout_svc.events.base import Event
 
@@ -57,3 +59,8 @@ class ComponentDied(Event):
     component: str
     error: str
     traceback: str = field(repr=False)
+
+    @classmethod
+    def of(cls, component: str, error: BaseException) -> Self:
+        """Make the event of what a part ended with."""
+        return cls(component, f"{type(error).__name__}: {error}", "".join(format_exception(error)))

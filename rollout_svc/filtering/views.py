@@ -47,8 +47,31 @@ class _Payload:
         self._prompt = self._packed = None
 
 
+class _OfPrompt:
+    """What a view shows of its prompt; the view has the payload."""
+
+    __slots__ = ()
+
+    _payload: _Payload
+
+    @property
+    def prompt(self) -> Any:
+        """The line's own `messages` or `text`; None when it came as ids."""
+        return copy.deepcopy(self._payload.prompt.content)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The encoded prompt."""
+        return list(self._payload.prompt.input_ids)
+
+    @property
+    def ground_truth(self) -> Any:
+        """Whatever the judger compared with."""
+        return copy.deepcopy(self._payload.prompt.ground_truth)
+
+
 @dataclass(frozen=True, slots=True)
-class SampleView:
+class SampleView(_OfPrompt):
     """One judged answer, as a judger saw it and with what came of that.
 
     Attributes:
@@ -75,21 +98,6 @@ class SampleView:
     response_length: int
     weight_versions: tuple[VersionSpan, ...]
     _payload: _Payload = field(repr=False, compare=False)
-
-    @property
-    def prompt(self) -> Any:
-        """The line's own `messages` or `text`; None when it came as ids."""
-        return copy.deepcopy(self._payload.prompt.content)
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """The encoded prompt."""
-        return list(self._payload.prompt.input_ids)
-
-    @property
-    def ground_truth(self) -> Any:
-        """Whatever the judger compared with."""
-        return copy.deepcopy(self._payload.prompt.ground_truth)
 
     @property
     def reward_parts(self) -> dict[str, float]:
@@ -123,7 +131,7 @@ class SampleView:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupView:
+class GroupView(_OfPrompt):
     """All answers to one prompt, every one of them judged.
 
     Attributes:
@@ -143,21 +151,6 @@ class GroupView:
     def rewards(self) -> tuple[float, ...]:
         """Every sample's reward, in order."""
         return tuple(sample.reward for sample in self.samples)
-
-    @property
-    def prompt(self) -> Any:
-        """The line's own `messages` or `text`; None when it came as ids."""
-        return copy.deepcopy(self._payload.prompt.content)
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """The encoded prompt."""
-        return list(self._payload.prompt.input_ids)
-
-    @property
-    def ground_truth(self) -> Any:
-        """Whatever the judger compared with."""
-        return copy.deepcopy(self._payload.prompt.ground_truth)
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Invariant: pure: values and protocols, no process.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from rollout_svc.config import LaunchConfig
 from rollout_svc.errors import RolloutError
+from rollout_svc.exits import how_it_ended
 
 __all__ = ["Launch", "LaunchFailed", "Launcher", "Process", "Seat", "how_it_ended"]
 
@@ -119,15 +119,3 @@ class Launcher(Protocol):
 
     async def close(self, deadline: float) -> None:
         """End every process until `deadline` (loop time), which leaves time for the kill; idempotent."""
-
-
-def how_it_ended(code: int | None) -> str:
-    """Say how a process ended, in words that fit after "it"."""
-    if code is None:
-        return "was lost with its leash"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

@@ -24,7 +24,6 @@ class Climb:
     """See the module's invariants.
 
     Attributes:
-        started_from: the ticket before this pause, which a joining pause may name.
         cache: in mode `keep`, what becomes of the cache of frozen requests.
         started: loop time of the gate.
         deadline: loop time in force; a join can only make it earlier.
@@ -35,7 +34,6 @@ class Climb:
     """
 
     ticket: int
-    started_from: int
     mode: Mode
     cache: Cache
     lanes: frozenset[Lane]

@@ -6,14 +6,13 @@ Invariants:
   same ticket. One that finds the stage paused as strongly as it asks gets that pause's report.
 - The gate closes, and in mode `abort` the epoch rises, in the step that accepts the pause, before anything is awaited.
 - A caller that is cancelled leaves the climb alone; only its wait ends.
-- The ticket rises by one at every pause that is not joined; whoever holds an old one is told both numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 from rollout_svc.errors import Conflict
 from rollout_svc.events import EventBus, PauseFinished, PauseStarted, Resumed
@@ -21,18 +20,17 @@ from rollout_svc.gate import LANES, Gate, Lane, Mode, stronger
 from rollout_svc.pause.climb import Climb
 from rollout_svc.pause.ladder import Ladder
 from rollout_svc.pause.report import PauseReport
+from rollout_svc.pause.standing import Standing
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.worker import Cache
 
-__all__ = ["PauseController", "PauseState"]
-
-PauseState = Literal["running", "pausing", "paused"]
+__all__ = ["PauseController"]
 
 
-class PauseController:
-    """The pause protocol's state."""
+class PauseController(Standing):
+    """The pause protocol, and its state; `closed_at`: loop time of the pause that everything is stopped by."""
 
     def __init__(
         self,
@@ -45,12 +43,8 @@ class PauseController:
         bus: EventBus,
         ledger: Callable[[], dict[str, Any]],
     ) -> None:
-        self.state: PauseState = "running"
-        self.ticket = 0
-        self.paused_s = 0.0
+        super().__init__()
         self.closed_at = 0.0
-        self.asked = 0
-        self.last_report: PauseReport | None = None
         self._gate = gate
         self._ladder = ladder
         self._freezing = freezing
@@ -58,20 +52,9 @@ class PauseController:
         self._tasks = tasks
         self._bus = bus
         self._ledger = ledger
-        self._asked: dict[Lane, Mode] = {}
         self._cache: Cache = "keep"
         self._climb: Climb | None = None
         self._climbing: asyncio.Task[PauseReport] | None = None
-
-    @property
-    def closed(self) -> frozenset[Lane]:
-        """Lanes that a pause closed."""
-        return frozenset(self._asked)
-
-    @property
-    def drained(self) -> frozenset[Lane]:
-        """Lanes that are closed and whose climb has returned: nothing runs there, or it is frozen."""
-        return self.closed if self.state == "paused" and self.last_report is not None else frozenset()
 
     async def pause(
         self,
@@ -88,17 +71,17 @@ class PauseController:
             Conflict: `if_ticket` is not the current ticket; or caches are to be dropped of what is frozen with them.
         """
         wanted = frozenset(lanes)
-        self._check_ticket(if_ticket)
-        if mode == "keep" and cache == "drop" != self._cache and "keep" in self._asked.values():
+        self.check_pause(if_ticket)
+        if mode == "keep" and cache == "drop" != self._cache and self.held_as("keep"):
             detail = {"kv": cache, "frozen": self._cache}
             raise Conflict("requests are frozen with their cache", type="frozen", detail=detail)
         self.asked += 1
         if self._climb is not None:
             self._join(self._climb, mode, wanted, deadline_s)
-        elif self.last_report is not None and not any(stronger(mode, self._asked.get(lane)) for lane in wanted):
+        elif self.last_report is not None and not self.weaker(mode, wanted):
             return self.last_report
         else:
-            self._begin(mode, wanted, deadline_s, cache)
+            self._start(mode, wanted, deadline_s, cache)
         climbing = self._climbing
         assert climbing is not None  # noqa: S101 - there is one exactly while there is a climb
         return await asyncio.shield(climbing)
@@ -122,55 +105,29 @@ class PauseController:
         self.check_resume(ticket)
         if self.state == "running":
             return
-        lanes = tuple(lane for lane in LANES if lane in self._asked)
-        self._asked = {}
-        self.state = "running"
+        lanes = self._open()
         self._freezing.thaw_all()
         self._gate.open(lanes)
         self._bus.emit(Resumed(self.ticket, lanes))
 
     def hold(self) -> None:
         """Begin as if a pause had returned, under the ticket there is: nothing starts before the first resume."""
-        now = asyncio.get_running_loop().time()
-        self._asked = dict.fromkeys(LANES, "abort")
-        self.state, self.closed_at = "paused", now
+        self.closed_at = asyncio.get_running_loop().time()
+        super()._close(LANES, "abort")
+        self.state = "paused"
         self.last_report = PauseReport(self.ticket, "abort", 0.0, [], {}, [], [], self._ledger())
 
-    def check_resume(self, ticket: int | None) -> None:
-        """Raise Conflict unless `ticket` is None or the current one."""
-        if ticket is not None and ticket != self.ticket:
-            raise Conflict(
-                f"ticket {ticket} is old: the current one is {self.ticket}",
-                type="stale_ticket",
-                detail={"ticket": ticket, "current": self.ticket},
-            )
-
-    def _check_ticket(self, if_ticket: int | None) -> None:
-        allowed = {self.ticket}
-        if self._climb is not None:
-            allowed.add(self._climb.started_from)
-        if if_ticket is not None and if_ticket not in allowed:
-            raise Conflict(
-                f"if_ticket {if_ticket} is old: the current ticket is {self.ticket}",
-                type="stale_ticket",
-                detail={"if_ticket": if_ticket, "current": self.ticket},
-            )
-
-    def _begin(self, mode: Mode, lanes: frozenset[Lane], deadline_s: float, cache: Cache) -> None:
+    def _start(self, mode: Mode, lanes: frozenset[Lane], deadline_s: float, cache: Cache) -> None:
         now = asyncio.get_running_loop().time()
-        started_from = self.ticket
         if self.state != "paused":
-            self.ticket += 1
             self.closed_at = now
         # What an earlier, weaker pause left frozen, or let run, is climbed for as well.
-        lanes |= {lane for lane, asked in self._asked.items() if stronger(mode, asked)}
-        self.state = "pausing"
+        lanes |= self.weaker(mode, self.closed)
         self._cache = cache
-        self._close(lanes, mode)
+        self._begin(lanes, mode)
         self._bus.emit(PauseStarted(self.ticket, mode, tuple(sorted(lanes)), deadline_s, joined=False))
-        climb = Climb(self.ticket, started_from, mode, cache, lanes, now, now + deadline_s, now)
+        climb = Climb(self.ticket, mode, cache, lanes, now, now + deadline_s, now)
         self._climb = climb
-        self.last_report = None
         self._ladder.begin(climb)
         self._climbing = self._tasks.spawn(f"pause:{self.ticket}", self._run(climb))
 
@@ -184,8 +141,8 @@ class PauseController:
         climb.wake.set()
         self._bus.emit(PauseStarted(self.ticket, climb.mode, tuple(sorted(lanes)), deadline_s, joined=True))
 
-    def _close(self, lanes: frozenset[Lane], mode: Mode) -> None:
-        self._asked |= {lane: mode for lane in lanes if stronger(mode, self._asked.get(lane))}
+    def _close(self, lanes: Iterable[Lane], mode: Mode) -> None:
+        super()._close(lanes, mode)
         self._gate.close(lanes, mode)
 
     async def _run(self, climb: Climb) -> PauseReport:
@@ -205,9 +162,8 @@ class PauseController:
         finally:
             self._climb = None
             self._climbing = None
-            self.state = "paused"
-        self.last_report = report
-        self.paused_s += report.elapsed_s
+            self._end()
+        self._returned(report)
         self._bus.emit(
             PauseFinished(
                 report.ticket, climb.mode, report.clean, report.elapsed_s, len(report.abandoned), len(report.parked)

@@ -22,7 +22,7 @@ from rollout_svc.buffer.storage import Position, Storage
 from rollout_svc.chat_template import BAD_PROMPT
 from rollout_svc.config import Strategy, TrainerConfig
 from rollout_svc.errors import SampleFailure
-from rollout_svc.events import EventBus, GroupFinished, GroupSettled, ProducerWaiting, SourceSkips
+from rollout_svc.events import EventBus, GroupFinished, GroupSettled, SourceSkips
 from rollout_svc.gate import Gate
 from rollout_svc.group import Group
 from rollout_svc.ledger import Ledger
@@ -33,9 +33,10 @@ from rollout_svc.producer.expiry import EarlyCancel
 from rollout_svc.producer.lines import PromptLine
 from rollout_svc.producer.mixture import Mixture, Share
 from rollout_svc.producer.returned import returned_first
-from rollout_svc.producer.schedule import Counts, Decision, Demand, Rule, admittable, decide, make_rule
+from rollout_svc.producer.schedule import Counts, Decision, Demand, Rule, admittable, decide, describe, make_rule
 from rollout_svc.producer.sources import PromptSource
 from rollout_svc.producer.tail import Tail
+from rollout_svc.producer.waiting import Waiting
 from rollout_svc.prompt import Prompt
 from rollout_svc.rollout.registry import Rollouts
 from rollout_svc.rollout.runtime import TaskRuntime
@@ -47,9 +48,6 @@ from rollout_svc.workers.pool import WorkerPool
 __all__ = ["Producer"]
 
 _SLICE: Final = 8  # groups started between two yields, so that opening connections never holds the loop for long
-
-_TOLD: Final = frozenset({"no_worker", "no_prompts"})
-"""Reasons to wait that are told as events: the others come and go with every batch."""
 
 
 class Producer:
@@ -77,7 +75,6 @@ class Producer:
         self.rule: Rule | None = None
         self.demand: Callable[[], Demand] = lambda: Demand(0, 0)
         self.tail = tail
-        self.waiting = ""
         self._gate = gate
         self._pool = pool
         self._rollouts = rollouts
@@ -113,9 +110,14 @@ class Producer:
             feeding=self,
         )
         tail.barred, tail.stranded = self.mixture.at_limit, self.mixture.stranded
-        self._warned = False
+        self._waiting = Waiting(bus, buffer, pool, self._caution)
         bus.subscribe(GroupFinished, self._finished)
         bus.subscribe(GroupSettled, self._settled)
+
+    @property
+    def waiting(self) -> str:
+        """Why nothing is started; empty: something was, last."""
+        return self._waiting.reason
 
     @property
     def sources(self) -> Mapping[str, PromptSource]:
@@ -158,7 +160,8 @@ class Producer:
 
     def follow(self, plan: Plan, trainer: TrainerConfig) -> None:
         """Follow another plan from now on; groups under way keep their size."""
-        self.rule = make_rule(self._strategy, trainer, required=plan.required, max_groups=plan.max_groups)
+        rule = self.rule = make_rule(self._strategy, trainer, required=plan.required, max_groups=plan.max_groups)
+        self._waiting.batch = rule.batch
         self._admission.group_size = trainer.prompt_repeat_k
         self.wake()
 
@@ -234,18 +237,7 @@ class Producer:
 
     def describe(self) -> dict[str, Any] | None:
         """What may be out, what is, and what waits in the tail."""
-        rule = self.rule
-        if rule is None:
-            return None
-        counts, demand = self.counts(rule), self.demand()
-        return {
-            "strategy": rule.strategy,
-            "next_step": demand.next_step,
-            "window": max(0, rule.room(demand)),
-            "limit": rule.limit(demand),
-            "out": counts.out,
-            "tail": {"gathered": counts.tail.gathered, "left": counts.tail.left, "round": counts.tail.on},
-        }
+        return None if self.rule is None else describe(self.counts(self.rule), self.rule)
 
     def _decide(self) -> Decision:
         rule = self.rule
@@ -268,7 +260,7 @@ class Producer:
         if decision.action == "tail":
             return self._follow_tail()
         if decision.action == "wait":
-            self._say(decision.reason)
+            self._waiting.say(decision.reason)
             return False
         return await self._admit()
 
@@ -343,10 +335,10 @@ class Producer:
             return True
         for reason in ("every_group_fails", "task_limit"):
             if reason in obstacles:
-                self._say(reason)
+                self._waiting.say(reason)
                 return False
         ended = self.waiting != "no_prompts" and self.exhausted
-        self._say("no_prompts")
+        self._waiting.say("no_prompts")
         if ended:
             self._buffer.changed()  # a take may have become hopeless
         return False
@@ -361,7 +353,7 @@ class Producer:
             self._admission.fail(group, failure)
 
     def _run(self, group: Group) -> None:
-        self.waiting = ""
+        self._waiting.over()
         self._rollouts.start(group, self._runtimes[group.prompt.task])
 
     # -- what changes the decision ---------------------------------------------------------------------------
@@ -376,7 +368,7 @@ class Producer:
             self._buffer.changed()
 
     def _finished(self, event: GroupFinished) -> None:
-        self._warned = False
+        self._waiting.warned = False
         if self.tail.ended(event.group_id):
             self.wake()
         if self._caution.finished(event.task):
@@ -388,21 +380,6 @@ class Producer:
             self._caution.failed(event.task, event.reason or "", asyncio.get_running_loop().time())
             self._tell_if_exhausted()
         self.wake()  # one group less, or the beginning of a rest
-
-    def _say(self, reason: str) -> None:
-        if reason != self.waiting:
-            self.waiting = reason
-            if reason == "every_group_fails":
-                if not self._warned:  # once, and not again after every trial
-                    self._bus.emit(ProducerWaiting(reason, self._caution.reason))
-                self._warned = True
-            elif reason == "buffer_full":
-                self._bus.emit(
-                    ProducerWaiting(reason, self._buffer.why_full(0 if self.rule is None else self.rule.batch))
-                )
-            elif reason in _TOLD:
-                states = ", ".join(f"{w.worker_id}: {w.state} ({w.reason})" for w in self._pool.workers.values())
-                self._bus.emit(ProducerWaiting(reason, states or "no workers"))
 
     def _rest(self) -> None:
         """Set the timer for what rests and may go on next."""

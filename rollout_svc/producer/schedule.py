@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from rollout_svc.config import Config, Strategy, TrainerConfig
 from rollout_svc.plan import Plan
@@ -39,6 +39,7 @@ __all__ = [
     "TailCounts",
     "admittable",
     "decide",
+    "describe",
     "first_window",
     "make_rule",
 ]
@@ -292,6 +293,19 @@ def admittable(counts: Counts, rule: Rule) -> int:
     if not counts.gate_open or counts.active_workers == 0 or counts.buffer_full:
         return 0
     return max(0, min(rule.max_groups - counts.unsettled_groups, _limit(counts, rule) - counts.out))
+
+
+def describe(counts: Counts, rule: Rule) -> dict[str, Any]:
+    """What may be out, what is, and what waits in the tail: the record in `status`."""
+    demand, tail = counts.demand, counts.tail
+    return {
+        "strategy": rule.strategy,
+        "next_step": demand.next_step,
+        "window": max(0, rule.room(demand)),
+        "limit": rule.limit(demand),
+        "out": counts.out,
+        "tail": {"gathered": tail.gathered, "left": tail.left, "round": tail.on},
+    }
 
 
 def _limit(counts: Counts, rule: Rule) -> int:

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -21,11 +21,11 @@ import orjson
 
 from rollout_svc.config import Config
 from rollout_svc.errors import BadRequest
-from rollout_svc.evaluations.evaluation import record_of
+from rollout_svc.evaluations.evaluation import encoded_records
 from rollout_svc.ray.batch import Contents, Encoded, Packed, contents, pack
 from rollout_svc.ray.sharded import coordinator_of, hosted_shards, pack_shards
 from rollout_svc.ray.thread import Failure, ServiceThread
-from rollout_svc.rpc import bodies
+from rollout_svc.rpc import arguments, bodies
 from rollout_svc.rpc.reading import checked
 from rollout_svc.service import RolloutService
 from rollout_svc.tensors.ray_store import touched
@@ -104,7 +104,7 @@ class ServiceActor:
 
     async def stuck(self, older_than_s: float | None = None) -> Json:
         """See `RolloutService.stuck`."""
-        query = checked(_given(older_than_s=older_than_s), bodies.Stuck)
+        query = checked(arguments.given(older_than_s=older_than_s), bodies.Stuck)
         return await self._ask(lambda service: service.stuck(query.older_than_s))
 
     async def memory(self) -> Json:
@@ -122,14 +122,16 @@ class ServiceActor:
         offload: Sequence[str] | None = None,
     ) -> Json:
         """See `RolloutService.pause`; returns the report as a record."""
-        given = _given(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv, offload=offload)
-        report = await self._run(self._service.pause(**checked(given, bodies.Pause).model_dump()))
+        given = arguments.given(
+            mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv, offload=offload
+        )
+        report = await self._run(self._service.pause(**checked(given, bodies.Pause).arguments()))
         record: Json = report.as_json()
         return record
 
     async def resume(self, ticket: int | None = None, *, weight_version: int | None = None) -> Json:
         """See `RolloutService.resume`."""
-        body = checked(_given(ticket=ticket, weight_version=weight_version), bodies.Resume)
+        body = checked(arguments.given(ticket=ticket, weight_version=weight_version), bodies.Resume)
         return await self._run(self._service.resume(ticket=body.ticket, weight_version=body.weight_version))
 
     # -- batches and prompts ---------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ class ServiceActor:
         client: str | None = None,
     ) -> Packed:
         """See `RolloutService.take_batch`; heavy tensors travel as references."""
-        body = checked({"step": step, "groups": groups, "timeout_s": timeout_s, "ack": _listed(ack)}, bodies.Batch)
+        body = checked(arguments.batch(step, groups, timeout_s, ack), bodies.Batch)
         if (coordinator := coordinator_of(self._service)) is not None:
             return await self._run(pack_shards(coordinator, body, client, tensors=tensors))
         taken = await self._run(self._take(body, tensors=tensors))
@@ -163,12 +165,12 @@ class ServiceActor:
 
     async def put_prompts(self, task: str, prompts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """See `RolloutService.put_prompts`."""
-        body = checked({"task": task, "prompts": _listed(prompts)}, bodies.Prompts)
+        body = checked(arguments.prompts(task, prompts), bodies.Prompts)
         return await self._run(self._service.put_prompts(body.task, body.prompts))
 
     async def checkpoint(self, path: str, step: int, ack: Sequence[str] = ()) -> Json:
         """See `RolloutService.checkpoint`; the file is on the actor's node."""
-        body = checked({"path": path, "step": step, "ack": _listed(ack)}, bodies.Checkpoint)
+        body = checked(arguments.checkpoint(path, step, ack), bodies.Checkpoint)
         return await self._run(self._service.checkpoint(body.path, body.step, body.ack))
 
     async def evaluate(
@@ -181,21 +183,13 @@ class ServiceActor:
         timeout_s: float = 600.0,
     ) -> Encoded:
         """See `RolloutService.evaluate`."""
-        given = {"task": task, "prompts": _listed(prompts), "timeout_s": timeout_s}
-        body = checked(given | _given(sampling=sampling, version=version), bodies.Evaluation)
-        return Encoded(await self._run(self._evaluate(body)))
+        given = arguments.evaluation(task, prompts, sampling=sampling, version=version, timeout_s=timeout_s)
+        return Encoded(await self._run(self._evaluate(checked(given, bodies.Evaluation))))
 
     async def _evaluate(self, body: bodies.Evaluation) -> list[bytes]:
-        sampling = None if body.sampling is None else body.sampling.model_dump(exclude_unset=True)
-        how: Json = {"sampling": sampling, "version": body.version, "timeout_s": body.timeout_s}
         if (coordinator := coordinator_of(self._service)) is not None:
-            return [orjson.dumps(await coordinator.evaluate(body.task, body.prompts, **how))]
-        groups = await self._service.run_evaluation(body.task, body.prompts, **how)
-        pieces = [b'{"groups":[']
-        for index, group in enumerate(groups):
-            pieces.append(b"," + record_of(group) if index else record_of(group))
-            await asyncio.sleep(0)  # many answers must not hold the loop
-        return [*pieces, b"]}"]
+            return [orjson.dumps(await coordinator.evaluate(**body.arguments()))]
+        return await encoded_records(await self._service.run_evaluation(**body.arguments()))
 
     # -- weights, concurrency, workers -----------------------------------------------------------------------
 
@@ -203,11 +197,8 @@ class ServiceActor:
         self, version: int, source: Mapping[str, Any], *, pause: Mapping[str, Any] | None = None, force: bool = False
     ) -> Json:
         """See `RolloutService.update_weights`."""
-        given = {"version": version, "source": _plain(source), "force": force} | _given(pause=pause)
-        body = checked(given, bodies.Weights)
-        during = None if body.pause is None else body.pause.model_dump()
-        described = body.source.model_dump(exclude_none=True, exclude_defaults=True)
-        return await self._run(self._service.update_weights(body.version, described, during, force=body.force))
+        body = checked(arguments.weights(version, source, pause=pause, force=force), bodies.Weights)
+        return await self._run(self._service.update_weights(**body.arguments()))
 
     async def concurrency(self) -> Json:
         """See `RolloutService.concurrency`."""
@@ -217,8 +208,8 @@ class ServiceActor:
         self, *, trainer: Mapping[str, Any] | None = None, limits: Mapping[str, int] | None = None
     ) -> Json:
         """See `RolloutService.set_concurrency`."""
-        body = checked(_given(trainer=trainer, limits=limits), bodies.Concurrency)
-        return await self._run(self._service.set_concurrency(body.trainer.model_dump(exclude_unset=True), body.limits))
+        body = checked(arguments.given(trainer=trainer, limits=limits), bodies.Concurrency)
+        return await self._run(self._service.set_concurrency(**body.arguments()))
 
     async def workers(self) -> list[Json]:
         """See `RolloutService.workers`."""
@@ -226,27 +217,11 @@ class ServiceActor:
 
     async def add_worker(self, url: str | Mapping[str, Any] | None = None, **settings: Any) -> Json:
         """See `RolloutService.add_worker`; the keys of a worker in the configuration, or all of it at once."""
-        given = dict(url) if isinstance(url, Mapping) else _given(url=url)
-        return await self._run(self._service.add_worker(checked(given | settings, bodies.Worker)))
+        return await self._run(self._service.add_worker(checked(arguments.worker(url, settings), bodies.Worker)))
 
     async def remove_worker(self, worker_id: str) -> Json:
         """See `RolloutService.remove_worker`."""
         return await self._run(self._service.remove_worker(_name("worker_id", worker_id)))
-
-
-def _given(**arguments: Any) -> Json:
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _listed(given: Any) -> Any:
-    """What is given as a list of plain values; what is none stays as it is, for the models to refuse."""
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        return given
-    return [_plain(one) for one in given]
-
-
-def _plain(given: Any) -> Any:
-    return dict(given) if isinstance(given, Mapping) else given
 
 
 def _name(path: str, given: Any) -> str:

@@ -26,7 +26,8 @@ from rollout_svc.config import Config
 from rollout_svc.errors import NotNow
 from rollout_svc.hosting import calm_collector, hosted
 from rollout_svc.loop import new_event_loop
-from rollout_svc.service import STOP_MARGIN_S, RolloutService
+from rollout_svc.service import RolloutService
+from rollout_svc.shutdown import STOP_MARGIN_S
 from rollout_svc.startup import StartFailed
 
 __all__ = ["THREAD", "Failure", "Host", "ServiceThread"]

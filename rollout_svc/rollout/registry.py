@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -174,8 +173,7 @@ class Rollouts:
 
     def bug(self, where: str, error: Exception) -> None:
         """Tell the world; the sample's failure is counted by its run."""
-        trace = "".join(traceback.format_exception(error))
-        self._tools.bus.emit(ComponentDied(where, f"{type(error).__name__}: {error}", trace))
+        self._tools.bus.emit(ComponentDied.of(where, error))
 
     def keeps_partials(self, runtime: TaskRuntime) -> bool:
         """Whether a sample of this task that was cut goes on from the tokens it has."""

@@ -18,14 +18,14 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from rollout_svc import blame
 from rollout_svc.agent import AgentContext, Words, Work
 from rollout_svc.errors import Interrupted, SampleFailure, StaleAttempt, WorkerFailure
 from rollout_svc.group import Group, Settlement
-from rollout_svc.judging import REPORTED, JudgedSample
 from rollout_svc.rollout.ending import reach_end, tell_failure
+from rollout_svc.rollout.generating import refuse_incomplete, run_agent
 from rollout_svc.rollout.member import Host, Member, Owner, Tools
 from rollout_svc.rollout.runtime import TaskRuntime
+from rollout_svc.rollout.view import view_of
 from rollout_svc.sample import ResumeAt, Sample, SampleStatus
 
 __all__ = ["GroupRun"]
@@ -289,7 +289,7 @@ class GroupRun:
         self._count_generating(member, generating=True)
         began = asyncio.get_running_loop().time()
         try:
-            await self._run_agent(sample, context)
+            await run_agent(self.runtime.agent, sample, context)
         except SampleFailure:  # counted at once: whoever takes the sample back while it cleans up would undo it
             context.work.leave()
             raise
@@ -298,37 +298,13 @@ class GroupRun:
             self._count_generating(member, generating=False)
             if sample.attempt == member.attempt:
                 sample.generate_s = (sample.generate_s or 0.0) + asyncio.get_running_loop().time() - began
-        if context.cut is not None:
-            raise Interrupted(f"{sample.sample_id}: the agent went on after its turn was cut")
-        if context.turns == 0:
-            raise SampleFailure("agent_error", "the agent returned without a turn")
-        if context.experts and (missing := sample.rows_missing):
-            tokens = len(sample.prompt_ids) + sample.response_length
-            message = f"{missing} of {tokens - 1} rows of routed experts are missing for {tokens} tokens"
-            if sample.segments and not sample.segments[-1].by_model:  # nobody ran the model over them, and nobody will
-                message += ": the agent ended with tokens of its own, after its last turn"
-            raise SampleFailure("experts_missing", message)
+        refuse_incomplete(sample, context)
         sample.transition(member.attempt, _S.GENERATED)
-
-    async def _run_agent(self, sample: Sample, context: AgentContext) -> None:
-        """Run somebody's loop; whatever it raises is typed."""
-        try:
-            with blame.contained():
-                await self.runtime.agent.run(sample, context)
-        except (Interrupted, WorkerFailure, SampleFailure, StaleAttempt):
-            raise
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise SampleFailure("agent_error", "the agent cancelled itself") from error
-        except Exception as error:
-            raise SampleFailure("agent_error", blame.told(error)[0]) from error
 
     async def _judge(self, member: Member) -> None:
         sample, desk = member.sample, self.runtime.desk
         member.stage, member.judging_since = "judging", asyncio.get_running_loop().time()
-        view = await self._view(sample, member.attempt)
+        view = await view_of(sample, member.attempt, self.group.prompt, self._tools.codec)
         [reward] = await self._tools.judging.judge(desk, self.group.lane, [view])
         sample.grade(member.attempt, reward.value, reward.parts)
         sample.judge_s = asyncio.get_running_loop().time() - member.judging_since
@@ -342,7 +318,8 @@ class GroupRun:
             for sample, attempt in zip(samples, attempts, strict=True):
                 if sample.status is _S.GENERATED:
                     sample.transition(attempt, _S.JUDGING)
-            views = [await self._view(sample, attempt) for sample, attempt in zip(samples, attempts, strict=True)]
+            of = self.group.prompt, self._tools.codec
+            views = [await view_of(sample, attempt, *of) for sample, attempt in zip(samples, attempts, strict=True)]
             rewards = await self._tools.judging.judge(desk, self.group.lane, views)
             for sample, attempt, reward in zip(samples, attempts, rewards, strict=True):
                 if sample.status is not _S.COMPLETED:
@@ -362,30 +339,6 @@ class GroupRun:
         for sample in self.group.samples:
             if not self.closed and sample.status is not _S.COMPLETED:
                 self._count_failure(sample, failure)
-
-    async def _view(self, sample: Sample, attempt: int) -> JudgedSample:
-        prompt = self.group.prompt
-        ids = sample.response_ids
-        if sample.response is None:
-            try:
-                response = await self._tools.codec.decode(ids)
-            except Exception as error:
-                raise SampleFailure("invalid_response", f"cannot decode: {type(error).__name__}: {error}") from error
-            sample.check(attempt)
-            sample.response = response
-        return JudgedSample(
-            sample_id=sample.sample_id,
-            group_id=sample.group_id,
-            task=prompt.task,
-            prompt=prompt.content,
-            prompt_ids=list(sample.prompt_ids),
-            response=sample.response,
-            response_ids=list(ids),
-            ground_truth=prompt.ground_truth,
-            meta=prompt.meta,
-            finish_reason=sample.finish_reason,
-            reported=sample.meta.get(REPORTED),
-        )
 
     # -- what can go wrong -----------------------------------------------------------------------------------
 

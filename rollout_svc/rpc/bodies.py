@@ -3,6 +3,7 @@
 Invariants:
 
 - A body that passed is a value; nothing in it is shared with the service's own settings.
+- `arguments` is what the service is called with, whichever way the body came.
 - The schemas of `/openapi.json` are made of these: where a rule is one that JSON Schema has words for, it says it.
 """
 
@@ -82,6 +83,10 @@ class Pause(Body):
         if not lanes:
             raise ValueError(f"expected some of {', '.join(LANES)}")
         return lanes
+
+    def arguments(self) -> dict[str, Any]:
+        """For `RolloutService.pause`."""
+        return self.model_dump()
 
 
 class Stuck(Body):
@@ -269,6 +274,12 @@ class Weights(Body):
     force: bool = False
     """Also a version that is not greater than the fleet's: the same once more, or an earlier one."""
 
+    def arguments(self) -> dict[str, Any]:
+        """For `RolloutService.update_weights`."""
+        source = self.source.model_dump(exclude_none=True, exclude_defaults=True)
+        pause = None if self.pause is None else self.pause.arguments()
+        return {"version": self.version, "source": source, "pause": pause, "force": self.force}
+
 
 def _without_defaults(schema: dict[str, Any]) -> None:
     """A key that is not given stays as it is."""
@@ -296,6 +307,12 @@ class Evaluation(Body):
     timeout_s: Annotated[float, Field(ge=0, le=86_400)]
     """Seconds for all of it."""
 
+    def arguments(self) -> dict[str, Any]:
+        """For `RolloutService.evaluate`; of the sampling only what was given."""
+        sampling = None if self.sampling is None else self.sampling.model_dump(exclude_unset=True)
+        how = {"sampling": sampling, "version": self.version, "timeout_s": self.timeout_s}
+        return {"task": self.task, "prompts": self.prompts} | how
+
 
 class Trainer(TrainerConfig):
     """What the trainer consumes; keys that are not given stay."""
@@ -310,6 +327,10 @@ class Concurrency(Body):
     """What the trainer consumes."""
     limits: dict[str, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default_factory=dict)
     """Requests at once, by worker id."""
+
+    def arguments(self) -> dict[str, Any]:
+        """For `RolloutService.set_concurrency`; of the trainer's numbers only those given."""
+        return {"trainer": self.trainer.model_dump(exclude_unset=True), "limits": self.limits}
 
 
 class Worker(WorkerConfig):

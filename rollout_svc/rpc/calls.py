@@ -19,7 +19,7 @@ from aiohttp import web
 
 from rollout_svc.configfile import REFERENCE
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, RolloutError, ServiceError, SpentHandle
-from rollout_svc.evaluations.evaluation import record_of
+from rollout_svc.evaluations.evaluation import encoded_records
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.batch import head, pack, rows
 from rollout_svc.packing.experts import pack_experts
@@ -99,11 +99,7 @@ async def memory(site: Site) -> Any:
 
 async def pause(site: Site, body: bodies.Pause) -> Any:
     """Stop the stage; answers by the deadline, with a report."""
-    return (await site.service.pause(**_pause_arguments(body))).as_json()
-
-
-def _pause_arguments(body: bodies.Pause) -> dict[str, Any]:
-    return body.model_dump()
+    return (await site.service.pause(**body.arguments())).as_json()
 
 
 async def resume(site: Site, body: bodies.Resume) -> Any:
@@ -178,24 +174,16 @@ async def checkpoint(site: Site, body: bodies.Checkpoint) -> Any:
 
 async def update_weights(site: Site, body: bodies.Weights) -> Any:
     """Bring every engine to a version; needs a drained or frozen stage, or `pause`."""
-    during = None if body.pause is None else _pause_arguments(body.pause)
-    source = body.source.model_dump(exclude_none=True, exclude_defaults=True)
-    return await site.service.update_weights(body.version, source, during, force=body.force)
+    return await site.service.update_weights(**body.arguments())
 
 
 async def evaluate(site: Site, body: bodies.Evaluation) -> web.Response:
     """Have prompts answered and judged in lane `eval`, under one weight version; a caller that leaves ends it."""
-    given = None if body.sampling is None else body.sampling.model_dump(exclude_unset=True)
-    how: dict[str, Any] = {"sampling": given, "version": body.version, "timeout_s": body.timeout_s}
     service: object = site.service
     if not isinstance(service, RolloutService):
-        return json_answer(await site.service.evaluate(body.task, body.prompts, **how))
-    groups = await service.run_evaluation(body.task, body.prompts, **how)
-    parts = [b'{"groups":[']
-    for index, group in enumerate(groups):
-        parts.append(b"," + record_of(group) if index else record_of(group))
-        await asyncio.sleep(0)  # many answers must not hold the loop
-    return _in_pieces([*parts, b"]}"], "application/json")
+        return json_answer(await site.service.evaluate(**body.arguments()))
+    groups = await service.run_evaluation(**body.arguments())
+    return _in_pieces(await encoded_records(groups), "application/json")
 
 
 async def concurrency(site: Site) -> Any:
@@ -205,7 +193,7 @@ async def concurrency(site: Site) -> Any:
 
 async def set_concurrency(site: Site, body: bodies.Concurrency) -> Any:
     """Derive the plan from the trainer's numbers (keys not given stay), or cap single workers."""
-    return await site.service.set_concurrency(body.trainer.model_dump(exclude_unset=True), body.limits)
+    return await site.service.set_concurrency(**body.arguments())
 
 
 async def workers(site: Site) -> Any:

@@ -1,4 +1,4 @@
-"""Clients of the control API: one async, one blocking; the same methods.
+"""The client of the control API; `blocking` has the same methods for trainers without an event loop.
 
 Invariants:
 
@@ -15,25 +15,24 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 
 from rollout_svc.errors import Unreachable
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.reading import read_batch
-from rollout_svc.rpc.background import BackgroundLoop
+from rollout_svc.rpc import arguments
 from rollout_svc.rpc.fetching import fetch_experts
 from rollout_svc.rpc.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     import numpy as np
 
-__all__ = ["RolloutClient", "SyncRolloutClient"]
+__all__ = ["Ack", "Json", "RolloutClient"]
 
-T = TypeVar("T")
 Json = dict[str, Any]
 Ack = Literal["auto"] | list[str] | None
 
@@ -118,7 +117,9 @@ class RolloutClient:
         Raises:
             Conflict: `if_ticket` is not the current ticket; `detail` holds both.
         """
-        body = _given(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv, offload=offload)
+        body = arguments.given(
+            mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv, offload=offload
+        )
         return await self._call("POST", "/v1/pause", body, timeout_s=_pause_bound(deadline_s))
 
     async def resume(self, ticket: int | None = None, *, weight_version: int | None = None) -> Json:
@@ -131,7 +132,7 @@ class RolloutClient:
         Raises:
             Conflict: an old ticket, or another weight version.
         """
-        body = _given(ticket=ticket, weight_version=weight_version)
+        body = arguments.given(ticket=ticket, weight_version=weight_version)
         return await self._call("POST", "/v1/resume", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
 
     # -- batches and prompts ---------------------------------------------------------------------------------
@@ -153,10 +154,8 @@ class RolloutClient:
         Raises:
             NotNow: it cannot be filled in time; `type` is `not_enough`, `paused`, `exhausted` or `failed`.
         """
-        ids = self._to_ack(step) if ack == "auto" else list(ack or ())
-        body: Json = {"step": step, "groups": groups, "timeout_s": timeout_s}
-        if ids:
-            body["ack"] = ids
+        ids = self._to_ack(step) if ack == "auto" else (ack or ())
+        body = arguments.batch(step, groups, timeout_s, ids)
         if tensors:
             raw = await self._wire.fetch("POST", "/v1/batches", body, timeout_s + MARGIN_S, MEDIA_TYPE)
             batch = await asyncio.to_thread(read_batch, raw)  # the first time, torch is imported
@@ -191,7 +190,7 @@ class RolloutClient:
 
     async def put_prompts(self, task: str, prompts: Iterable[Mapping[str, Any]]) -> Json:
         """Hand prompts to a task that takes them; returns how many were new."""
-        body = {"task": task, "prompts": [dict(prompt) for prompt in prompts]}
+        body = arguments.prompts(task, prompts)
         return await self._call("POST", "/v1/prompts", body, timeout_s=CALL_TIMEOUT_S + MARGIN_S)
 
     async def checkpoint(self, path: str, step: int, *, ack: Ack = "auto") -> Json:
@@ -210,10 +209,10 @@ class RolloutClient:
             Conflict: `no_journal`: the service has no `buffer.path`; `exists`: there is a file, and it is no snapshot.
             NotNow: `checkpoint_failed`: the disk is full; nothing is left of it.
         """
-        ids = self._to_ack_before(step) if ack == "auto" else list(ack or ())
-        body: Json = {"path": path, "step": step} | ({"ack": ids} if ids else {})
+        ids = self._to_ack_before(step) if ack == "auto" else (ack or ())
+        body = arguments.checkpoint(path, step, ids)
         answer = await self._call("POST", "/v1/checkpoints", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
-        if self.unacked in ids:
+        if self.unacked in body.get("ack", ()):
             self._last_batch = None
         return answer
 
@@ -238,8 +237,7 @@ class RolloutClient:
         Raises:
             Conflict: `weight_version`, the fleet is at another, or `version_changed`, it left it meanwhile.
         """
-        body: Json = {"task": task, "prompts": [dict(prompt) for prompt in prompts], "timeout_s": timeout_s}
-        body |= _given(sampling=sampling, version=version)
+        body = arguments.evaluation(task, prompts, sampling=sampling, version=version, timeout_s=timeout_s)
         return await self._call("POST", "/v1/evaluations", body, timeout_s=timeout_s + MARGIN_S)
 
     async def update_weights(
@@ -265,7 +263,7 @@ class RolloutClient:
             Conflict: the stage is not paused, or the version is not greater than the fleet's.
             NotNow: some worker failed; `detail` says which, and the stage stays paused.
         """
-        body = {"version": version, "source": dict(source)} | _given(pause=pause, force=force or None)
+        body = arguments.weights(version, source, pause=pause, force=force)
         return await self._call("POST", "/v1/weights", body, timeout_s=timeout_s + MARGIN_S)
 
     async def concurrency(self) -> Json:
@@ -276,7 +274,7 @@ class RolloutClient:
         self, *, trainer: Mapping[str, Any] | None = None, limits: Mapping[str, int] | None = None
     ) -> Json:
         """Derive the plan from the trainer's numbers, or cap single workers; returns the plan in force."""
-        return await self._call("PUT", "/v1/concurrency", _given(trainer=trainer, limits=limits))
+        return await self._call("PUT", "/v1/concurrency", arguments.given(trainer=trainer, limits=limits))
 
     async def workers(self) -> list[Json]:
         """Return the fleet: the records of `status["workers"]`."""
@@ -285,7 +283,7 @@ class RolloutClient:
 
     async def add_worker(self, url: str | None = None, **settings: Any) -> Json:
         """Add an engine to the fleet; `settings` are the keys of a worker in the configuration, `launch` for one."""
-        body = {**_given(url=url), **settings}
+        body = arguments.worker(url, settings)
         return await self._call("POST", "/v1/workers", body, timeout_s=UNBOUNDED_WORK_TIMEOUT_S)
 
     async def remove_worker(self, worker_id: str) -> Json:
@@ -307,140 +305,3 @@ class RolloutClient:
 
 def _pause_bound(deadline_s: float | None) -> float:
     return UNBOUNDED_WORK_TIMEOUT_S if deadline_s is None else deadline_s + MARGIN_S
-
-
-def _given(**arguments: Any) -> Json:
-    """Return the arguments that were given, as JSON has them."""
-    return {
-        name: list(value) if isinstance(value, (tuple, set, frozenset)) else value
-        for name, value in arguments.items()
-        if value is not None
-    }
-
-
-class SyncRolloutClient:
-    """The methods of `RolloutClient`, blocking: for trainers without an event loop, from any thread.
-
-    It runs a loop of its own in a background thread, started with the first call; so it also works in a thread
-    that has a running loop, which it then blocks. Use it as a context manager or with `close`.
-
-    Args:
-        url: address of the service.
-        token: bearer token, where the service wants one.
-    """
-
-    def __init__(self, url: str, token: str | None = None) -> None:
-        self._client = RolloutClient(url, token)
-        self._background = BackgroundLoop()
-
-    def __repr__(self) -> str:
-        state = "open" if self._background.is_open else "closed"
-        return f"<SyncRolloutClient {self._client.url} {state} unacked={self.unacked}>"
-
-    @property
-    def url(self) -> str:
-        """Address of the service."""
-        return self._client.url
-
-    @property
-    def unacked(self) -> str | None:
-        """The batch that the next take acknowledges, or None."""
-        return self._client.unacked
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def inner(self) -> RolloutClient:
-        """The client that does the work; its calls are for `run` alone."""
-        return self._client
-
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call in the background, and wait for it: for what is built on `inner`."""
-        return self._run(call)
-
-    def close(self) -> None:
-        """Close the connections and end the thread; idempotent, safe before the first call."""
-        self._background.close(self._client.close)
-
-    def ready(self) -> bool:
-        """See `RolloutClient.ready`."""
-        return self._run(self._client.ready())
-
-    def status(self) -> Json:
-        """See `RolloutClient.status`."""
-        return self._run(self._client.status())
-
-    def stuck(self, older_than_s: float | None = None) -> Json:
-        """See `RolloutClient.stuck`."""
-        return self._run(self._client.stuck(older_than_s))
-
-    def memory(self) -> Json:
-        """See `RolloutClient.memory`."""
-        return self._run(self._client.memory())
-
-    def pause(self, **arguments: Any) -> Json:
-        """See `RolloutClient.pause`."""
-        return self._run(self._client.pause(**arguments))
-
-    def resume(self, ticket: int | None = None, *, weight_version: int | None = None) -> Json:
-        """See `RolloutClient.resume`."""
-        return self._run(self._client.resume(ticket, weight_version=weight_version))
-
-    def take_batch(
-        self, step: int, groups: int, timeout_s: float = 60.0, ack: Ack = "auto", *, tensors: bool = False
-    ) -> Json:
-        """See `RolloutClient.take_batch`."""
-        return self._run(self._client.take_batch(step, groups, timeout_s, ack, tensors=tensors))
-
-    def take_experts(self, batch: Json) -> dict[str, np.ndarray[Any, Any]]:
-        """See `RolloutClient.take_experts`."""
-        return self._run(self._client.take_experts(batch))
-
-    def ack(self, batch_id: str) -> Json:
-        """See `RolloutClient.ack`."""
-        return self._run(self._client.ack(batch_id))
-
-    def put_prompts(self, task: str, prompts: Iterable[Mapping[str, Any]]) -> Json:
-        """See `RolloutClient.put_prompts`."""
-        return self._run(self._client.put_prompts(task, prompts))
-
-    def checkpoint(self, path: str, step: int, *, ack: Ack = "auto") -> Json:
-        """See `RolloutClient.checkpoint`."""
-        return self._run(self._client.checkpoint(path, step, ack=ack))
-
-    def evaluate(self, task: str, prompts: Iterable[Mapping[str, Any]], **arguments: Any) -> Json:
-        """See `RolloutClient.evaluate`."""
-        return self._run(self._client.evaluate(task, prompts, **arguments))
-
-    def update_weights(self, version: int, source: Mapping[str, Any], **arguments: Any) -> Json:
-        """See `RolloutClient.update_weights`."""
-        return self._run(self._client.update_weights(version, source, **arguments))
-
-    def concurrency(self) -> Json:
-        """See `RolloutClient.concurrency`."""
-        return self._run(self._client.concurrency())
-
-    def set_concurrency(self, **arguments: Any) -> Json:
-        """See `RolloutClient.set_concurrency`."""
-        return self._run(self._client.set_concurrency(**arguments))
-
-    def workers(self) -> list[Json]:
-        """See `RolloutClient.workers`."""
-        return self._run(self._client.workers())
-
-    def add_worker(self, url: str | None = None, **settings: Any) -> Json:
-        """See `RolloutClient.add_worker`."""
-        return self._run(self._client.add_worker(url, **settings))
-
-    def remove_worker(self, worker_id: str) -> Json:
-        """See `RolloutClient.remove_worker`."""
-        return self._run(self._client.remove_worker(worker_id))
-
-    def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        return self._background.run(call)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from rollout_svc.rpc.client import SyncRolloutClient
+    from rollout_svc.rpc.blocking import SyncRolloutClient
     from rollout_svc.weights.senders.protocol import Named
 
 __all__ = ["SyncWeightPublisher"]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from rollout_svc.configfile import problems_of
 from rollout_svc.errors import BadRequest, ConfigError, Problem
 
-__all__ = ["checked", "read_body", "read_query", "refuse", "wants"]
+__all__ = ["checked", "read_body", "read_query", "wants"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -36,7 +36,7 @@ def read_query(request: web.Request, model: type[M]) -> M:
     """Check what an address carries; nothing may be given twice."""
     twice = sorted({key for key in request.query if len(request.query.getall(key)) > 1})
     if twice:
-        raise refuse(tuple(Problem(key, "given twice") for key in twice))
+        raise BadRequest.of(Problem(key, "given twice") for key in twice)
     return checked(dict(request.query), model)
 
 
@@ -68,12 +68,6 @@ def checked(data: Any, model: type[M]) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise refuse(problems_of(error)) from error
+        raise BadRequest.of(problems_of(error)) from error
     except ConfigError as error:
-        raise refuse(error.problems) from error
-
-
-def refuse(problems: tuple[Problem, ...]) -> BadRequest:
-    """Make the error of some problems."""
-    message = "; ".join(str(problem) for problem in problems)
-    return BadRequest(message, detail=[{"path": problem.path, "message": problem.message} for problem in problems])
+        raise BadRequest.of(error.problems) from error

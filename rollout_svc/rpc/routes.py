@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from rollout_svc.packing import MEDIA_TYPE
-from rollout_svc.rpc import answers, bodies, calls, session_answer, session_calls
+from rollout_svc.rpc import answers, bodies, calls, pause_answer, session_answer, session_calls
 from rollout_svc.rpc.batch_answer import BatchRecord
 from rollout_svc.rpc.evaluation_answer import EvaluationRecord
 from rollout_svc.rpc.memory_answer import MemoryRecord
@@ -79,7 +79,7 @@ ROUTES: Final = (
     ),
     Route("GET", "/v1/memory", calls.memory, MemoryRecord, refusals={503: ("starting",)}),
     Route(
-        *("POST", "/v1/pause", calls.pause, answers.Report),
+        *("POST", "/v1/pause", calls.pause, pause_answer.Report),
         body=bodies.Pause,
         refusals={409: (*_TICKETS, "frozen"), 503: _RUNNING},
     ),

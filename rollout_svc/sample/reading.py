@@ -13,8 +13,9 @@ import orjson
 
 from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import Account
+from rollout_svc.sample.state import SampleState
 from rollout_svc.sample.status import ACCOUNT_OF, SETTLED_STATUSES, ResumeAt, SampleStatus
-from rollout_svc.segment import Segment, VersionSpan, joined_spans, spans_of
+from rollout_svc.segment import FinishReason, Segment, VersionSpan, joined_spans, spans_of
 
 __all__ = ["SampleReading"]
 
@@ -24,15 +25,24 @@ class SampleReading:
 
     __slots__ = ()
 
+    sample_id: str
     status: SampleStatus
+    attempt: int
+    failures: int
     prompt_ids: list[int]
+    asked_ids: list[int] | None
     segments: list[Segment]
     turn: int
     packed: bytes | None
     earlier: list[dict[str, Any]]
     experts: Heavy | None
     resume_at: ResumeAt | None
+    finish_reason: FinishReason | None
     engine_finish_reason: str | None
+    reward: float | None
+    reward_parts: dict[str, float]
+    response: str | None
+    meta: dict[str, Any]
     _leased: bool
     _length: int
     _spans: tuple[VersionSpan, ...]
@@ -153,4 +163,47 @@ class SampleReading:
             "logprobs": self.logprobs,
             "loss_mask": self.loss_mask,
             "weight_versions": [span.as_json() for span in self.weight_versions],
+        }
+
+    def state(self, more: Segment | None = None, *, experts: bool = True) -> SampleState:
+        """What is to survive of it now.
+
+        Args:
+            more: tokens that have come and are not in its segments yet.
+            experts: its routed experts as well, which are read, not copied, and so outlive their handle.
+        """
+        return SampleState(
+            status=str(self.status),
+            attempt=self.attempt,
+            failures=self.failures,
+            turn=self.turn,
+            resume_at=self.resume_at,
+            finish_reason=self.finish_reason,
+            engine_finish_reason=self.engine_finish_reason,
+            segments=tuple(self.segments) if more is None else (*self.segments, more),
+            reward=self.reward,
+            reward_parts=self.reward_parts or None,
+            packed=self.packed,
+            length=self._length,
+            spans=self._spans,
+            earlier_spans=self._earlier_spans,
+            meta=self.meta,
+            experts=self.experts.read() if experts and self.experts is not None else None,
+            prompt_ids=self.prompt_ids if self.asked_ids is not None else None,
+            earlier=tuple(self.earlier),
+        )
+
+    def _record(self, reward: float, parts: dict[str, float]) -> dict[str, Any]:
+        """The sample's record in a batch, as it is once completed."""
+        return {
+            "sample_id": self.sample_id,
+            "status": str(SampleStatus.COMPLETED),
+            "finish_reason": self.finish_reason,
+            "engine_finish_reason": self.engine_finish_reason,
+            "reward": reward,
+            "reward_parts": parts,
+            **self.tokens(),  # before what is anybody's own, in which the names of these lists may be
+            **({"earlier_segments": self.earlier} if self.earlier else {}),
+            "response": self.response,
+            "meta": self.meta,
         }

@@ -317,21 +317,6 @@ class Sample(SampleReading):
         self.segments, self.earlier, self._left = [], [], None
         self.response = None
 
-    def _record(self, reward: float, parts: dict[str, float]) -> dict[str, Any]:
-        """The sample's record in a batch, as it is once completed."""
-        return {
-            "sample_id": self.sample_id,
-            "status": str(SampleStatus.COMPLETED),
-            "finish_reason": self.finish_reason,
-            "engine_finish_reason": self.engine_finish_reason,
-            "reward": reward,
-            "reward_parts": parts,
-            **self.tokens(),  # before what is anybody's own, in which the names of these lists may be
-            **({"earlier_segments": self.earlier} if self.earlier else {}),
-            "response": self.response,
-            "meta": self.meta,
-        }
-
     def set_leased(self, *, leased: bool) -> None:
         """Count a COMPLETED sample as leased, or as ready again."""
         if self.status is not SampleStatus.COMPLETED:
@@ -342,34 +327,6 @@ class Sample(SampleReading):
             self._ledger.move_samples(before, self.account)
 
     # -- lasting ---------------------------------------------------------------------------------------------
-
-    def state(self, more: Segment | None = None, *, experts: bool = True) -> SampleState:
-        """What is to survive of it now.
-
-        Args:
-            more: tokens that have come and are not in its segments yet.
-            experts: its routed experts as well, which are read, not copied, and so outlive their handle.
-        """
-        return SampleState(
-            status=str(self.status),
-            attempt=self.attempt,
-            failures=self.failures,
-            turn=self.turn,
-            resume_at=self.resume_at,
-            finish_reason=self.finish_reason,
-            engine_finish_reason=self.engine_finish_reason,
-            segments=tuple(self.segments) if more is None else (*self.segments, more),
-            reward=self.reward,
-            reward_parts=self.reward_parts or None,
-            packed=self.packed,
-            length=self._length,
-            spans=self._spans,
-            earlier_spans=self._earlier_spans,
-            meta=self.meta,
-            experts=self.experts.read() if experts and self.experts is not None else None,
-            prompt_ids=self.prompt_ids if self.asked_ids is not None else None,
-            earlier=tuple(self.earlier),
-        )
 
     def recall(self, state: SampleState, experts: Heavy | None = None) -> None:
         """Be what was noted in an earlier life, whose attempts write nothing any more.

@@ -10,18 +10,16 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
 from rollout_svc.config import Config, WorkerConfig
-from rollout_svc.errors import BadRequest, Conflict, NotNow, RolloutError
+from rollout_svc.errors import Conflict, NotNow, RolloutError
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.pause.report import PauseReport
-from rollout_svc.pause.request import read_mode
+from rollout_svc.pause.request import Asked, read_terms
 from rollout_svc.service import State
 from rollout_svc.sharding.batch import MergedBatch
 from rollout_svc.sharding.dealing import Dealing
@@ -147,7 +145,7 @@ class Coordinator:
         self._phase = "stopped"
 
     def _died(self, name: str, error: BaseException, critical: bool) -> None:
-        event = ComponentDied(name, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+        event = ComponentDied.of(name, error)
         if critical and self.failure is None:
             self.failure = event
             self._changed()
@@ -184,14 +182,15 @@ class Coordinator:
     ) -> PauseReport:
         """Stop every shard; returns by the deadline with one report. See `RolloutService.pause`."""
         self._check_running()
-        asked, deadline = tuple(lanes), self.config.pause.deadline_s if deadline_s is None else deadline_s
-        if not (math.isfinite(deadline) and deadline > 0):
-            raise BadRequest.at("deadline_s", "expected a finite number greater than 0")
-        if not asked or not set(asked) <= set(LANES):
-            raise BadRequest.at("lanes", f"expected some of {', '.join(LANES)}, not {list(asked)}")
-        how, cache = read_mode(mode or self.config.pause.mode, kv, asked, ())
+        asked = Asked(mode, deadline_s, tuple(lanes), if_ticket, kv, tuple(offload))
+        terms = read_terms(asked, self.config.pause, ())  # what its engines can do every shard says itself
         return await self.pauses.pause(
-            mode=how, deadline_s=deadline, lanes=asked, if_ticket=if_ticket, kv=cache, offload=tuple(offload)
+            mode=terms.mode,
+            deadline_s=terms.deadline_s,
+            lanes=terms.lanes,
+            if_ticket=if_ticket,
+            kv=terms.cache,
+            offload=asked.offload,
         )
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- The ticket is the coordinator's own: +1 at every pause that is not joined. Whoever asks while one is under way joins
+- The ticket is the coordinator's own. Whoever asks while one is under way joins
   it in every shard: the union of lanes, the earlier deadline, the stronger mode.
 - A pause has returned by its deadline, whatever the shards do. One that did not acknowledge is out of step: named in
   the report, and paused again before it is let go on.
@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rollout_svc.errors import Conflict, NotNow, RolloutError
+from rollout_svc.errors import NotNow, RolloutError
 from rollout_svc.gate import LANES, Lane, Mode, stronger
-from rollout_svc.pause.controller import PauseState
 from rollout_svc.pause.report import PauseReport
+from rollout_svc.pause.standing import PauseState, Standing
 from rollout_svc.sharding.member import Member
 from rollout_svc.sharding.members import Members
 from rollout_svc.sharding.protocol import ShardLost
@@ -37,7 +37,6 @@ _TRAVEL_SHARE: Final = 0.05  # of a pause's time, kept for the way to the shards
 class _Climb:
     """One pause under way."""
 
-    started_from: int
     was: PauseState
     mode: Mode
     lanes: frozenset[Lane]
@@ -52,36 +51,15 @@ class _Climb:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class FannedPause:
-    """The pause protocol's state, over all shards.
-
-    Attributes:
-        ticket: number of the last pause.
-        asked: pauses that were asked for, joins included.
-        paused_s: seconds that pauses took, ever.
-    """
+class FannedPause(Standing):
+    """The pause protocol over all shards, and its state."""
 
     def __init__(self, members: Members, tasks: TaskOwner) -> None:
-        self.state: PauseState = "running"
-        self.ticket = 0
-        self.asked = 0
-        self.paused_s = 0.0
-        self.last_report: PauseReport | None = None
+        super().__init__()
         self._members = members
         self._tasks = tasks
-        self._asked: dict[Lane, Mode] = {}
         self._climb: _Climb | None = None
         self._climbing: asyncio.Task[PauseReport] | None = None
-
-    @property
-    def closed(self) -> frozenset[Lane]:
-        """Lanes that a pause closed."""
-        return frozenset(self._asked)
-
-    @property
-    def drained(self) -> frozenset[Lane]:
-        """Lanes that are closed, and whose pause has returned."""
-        return self.closed if self.state == "paused" and self.last_report is not None else frozenset()
 
     @property
     def climbing(self) -> asyncio.Task[PauseReport] | None:
@@ -105,7 +83,7 @@ class FannedPause:
             BadRequest: a shard's engines cannot do it.
         """
         wanted, climb = frozenset(lanes), self._climb
-        self._check_ticket(if_ticket)
+        self.check_pause(if_ticket)
         self.asked += 1
         now = asyncio.get_running_loop().time()
         if climb is not None:
@@ -116,13 +94,11 @@ class FannedPause:
             self._close(climb.lanes, climb.mode)
             self._send(climb)
             climb.wake.set()
-        elif self.last_report and not offload and not any(stronger(mode, self._asked.get(lane)) for lane in wanted):
+        elif self.last_report and not offload and not self.weaker(mode, wanted):
             return self.last_report
         else:
-            climb = _Climb(self.ticket, self.state, mode, wanted, kv, offload, now, now + deadline_s)
-            self.ticket += self.state != "paused"
-            self.state, self.last_report, self._climb = "pausing", None, climb
-            self._close(wanted, mode)
+            climb = self._climb = _Climb(self.state, mode, wanted, kv, offload, now, now + deadline_s)
+            self._begin(wanted, mode)
             self._send(climb)
             self._climbing = self._tasks.spawn(f"pause:{self.ticket}", self._run(climb), handled=True)
             self._climbing.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -137,24 +113,7 @@ class FannedPause:
 
     def let_go(self) -> None:
         """Nothing is asked to be closed any more; the caller has every shard open."""
-        self._asked, self.state = {}, "running"
-
-    def check_resume(self, ticket: int | None) -> None:
-        """Raise Conflict unless `ticket` is None or the current one."""
-        if ticket is not None and ticket != self.ticket:
-            raise self._stale("ticket", ticket)
-
-    def _check_ticket(self, if_ticket: int | None) -> None:
-        allowed = {self.ticket} | ({self._climb.started_from} if self._climb is not None else set())
-        if if_ticket is not None and if_ticket not in allowed:
-            raise self._stale("if_ticket", if_ticket)
-
-    def _stale(self, name: str, ticket: int) -> Conflict:
-        message = f"{name} {ticket} is old: the current one is {self.ticket}"
-        return Conflict(message, type="stale_ticket", detail={name: ticket, "current": self.ticket})
-
-    def _close(self, lanes: frozenset[Lane], mode: Mode) -> None:
-        self._asked |= {lane: mode for lane in lanes if stronger(mode, self._asked.get(lane))}
+        self._open()
 
     def _send(self, climb: _Climb) -> None:
         """Ask every shard for what the pause has become; those that are out of step as well: they may be at work."""
@@ -202,10 +161,8 @@ class FannedPause:
             report = self._report(climb)
         finally:
             self._climb = self._climbing = None
-            if self.state == "pausing":
-                self.state = "paused"
-        self.last_report = report
-        self.paused_s += report.elapsed_s
+            self._end()
+        self._returned(report)
         return report
 
     def _over(self, climb: _Climb) -> bool:

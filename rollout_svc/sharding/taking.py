@@ -15,13 +15,13 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, RolloutError
+from rollout_svc.batch import check_take
+from rollout_svc.errors import Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.sharding.batch import MergedBatch, groups_in, with_groups
 from rollout_svc.sharding.figures import merge_figures
 from rollout_svc.sharding.finding import Found
@@ -104,7 +104,7 @@ class FannedBatches:
 
     async def take(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> MergedBatch:
         """Lease a batch; the same step again gives the same batch while it is leased. See `Batches.take`."""
-        _check(step, groups, timeout_s)
+        check_take(step, groups, timeout_s)
         loop = asyncio.get_running_loop()
         started = loop.time()
         until = started + timeout_s
@@ -363,11 +363,3 @@ class FannedBatches:
             self._leased[batch_id] = batch
             self._set_timer()
         self.wake()
-
-
-def _check(step: int, groups: int, timeout_s: float) -> None:
-    for path, value, least in (("step", step, 0), ("groups", groups, 1)):
-        if type(value) is not int or value < least:
-            raise BadRequest.at(path, f"expected a whole number, {least} or greater")
-    if not (math.isfinite(timeout_s) and timeout_s >= 0):
-        raise BadRequest.at("timeout_s", "expected a finite number, 0 or greater")

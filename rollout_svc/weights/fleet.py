@@ -62,6 +62,16 @@ class Source:
         """Whether it is us who give the engines the weights."""
         return self.kind != "external"
 
+    def names(self, worker: Worker) -> bool:
+        """Whether an engine that reports no versions was given the weights by the word of whoever moved them."""
+        return not worker.labels and self.workers is not None and worker.worker_id in self.workers
+
+    def reached(self, worker: Worker, since: float) -> bool:
+        """Whether the trainer can have given this worker the weights: it said so, or found it in traffic at `since`."""
+        if self.workers is not None:
+            return worker.worker_id in self.workers
+        return worker.active_since <= since
+
 
 class Fleet:
     """The fleet's weight version, and admission to it.

@@ -9,37 +9,22 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from rollout_svc.config import PauseConfig
 from rollout_svc.engines.memory import Tag
-from rollout_svc.errors import BadRequest
-from rollout_svc.gate import LANES, Lane
 from rollout_svc.pause.controller import PauseController
 from rollout_svc.pause.offload import read_offload
 from rollout_svc.pause.offloading import Offloading
 from rollout_svc.pause.report import PauseReport
-from rollout_svc.pause.request import read_mode
+from rollout_svc.pause.request import Asked, read_terms
 from rollout_svc.tasks import TaskOwner
 from rollout_svc.weights.calls import WeightCalls
 from rollout_svc.workers.pool import WorkerPool
 
-__all__ = ["Asked", "PauseCalls"]
-
-
-class Asked(NamedTuple):
-    """What a caller asks of a pause, unread; see `RolloutService.pause`."""
-
-    mode: str | None
-    deadline_s: float | None
-    lanes: tuple[Lane, ...]
-    if_ticket: int | None
-    kv: str
-    offload: tuple[str, ...]
+__all__ = ["PauseCalls"]
 
 
 class PauseCalls:
@@ -81,13 +66,9 @@ class PauseCalls:
 
     async def pause(self, asked: Asked) -> PauseReport:
         """Stop the stage; see `RolloutService.pause`."""
-        deadline, lanes = self._config.deadline_s if asked.deadline_s is None else asked.deadline_s, asked.lanes
-        if not (math.isfinite(deadline) and deadline > 0):
-            raise BadRequest.at("deadline_s", "expected a finite number greater than 0")
-        if not lanes or not set(lanes) <= set(LANES):
-            raise BadRequest.at("lanes", f"expected some of {', '.join(LANES)}, not {list(lanes)}")
-        mode, cache = read_mode(asked.mode or self._config.mode, asked.kv, lanes, self._pool.workers.values())
-        tags = read_offload(asked.offload, mode, lanes, self._pool.workers.values())
+        workers = self._pool.workers.values()
+        mode, cache, deadline, lanes = read_terms(asked, self._config, workers)
+        tags = read_offload(asked.offload, mode, lanes, workers)
         climb = partial(
             self._pauses.pause, mode=mode, deadline_s=deadline, lanes=lanes, if_ticket=asked.if_ticket, cache=cache
         )

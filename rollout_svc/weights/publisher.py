@@ -153,12 +153,7 @@ class WeightPublisher:
         if self._publishing is not None:
             raise RuntimeError("this publisher has an update under way")
         _refuse_other(tensors)
-        known = self._known if check_names and self._sender.way not in _LOOKING else None
-        if isinstance(tensors, Mapping):
-            looking = Inventory(known)
-            looking.add(tensors.items())
-            looking.end()
-        inventory = Inventory(known)
+        inventory = self._inventory(tensors, check_names=check_names)
         publishing = _Publishing(self._sender, tensors, self._bucket_bytes, inventory, check_finite=check_finite)
         publishing.bar = make_bar(f"weights {version}", publishing.total_bytes, wanted=progress)
         self._publishing = publishing
@@ -179,6 +174,15 @@ class WeightPublisher:
                 await publishing.close(whole=taken)
             finally:
                 self._publishing = None
+
+    def _inventory(self, tensors: Mapping[str, torch.Tensor] | Iterable[Named], *, check_names: bool) -> Inventory:
+        """What is to be there, for what will be sent; of a mapping it is looked at now. Raises ValueError."""
+        known = self._known if check_names and self._sender.way not in _LOOKING else None
+        if isinstance(tensors, Mapping):
+            looking = Inventory(known)
+            looking.add(tensors.items())
+            looking.end()
+        return Inventory(known)
 
     async def close(self) -> None:
         """Stop listening, and give up the buffers; idempotent. An update under way fails."""

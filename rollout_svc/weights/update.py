@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EngineDoubted, EventBus, WeightsUpdated
@@ -33,6 +33,7 @@ from rollout_svc.weights.fleet import UNFLUSHED, Fleet, Source
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
 from rollout_svc.weights.progress import telling
+from rollout_svc.weights.results import Results, why
 from rollout_svc.weights.staging import Staged, Staging
 from rollout_svc.weights.taking_back import Before, TakingBack
 from rollout_svc.workers.pool import WorkerPool
@@ -41,9 +42,6 @@ from rollout_svc.workers.worker import Worker, WorkerState
 __all__ = ["OnFailure", "WeightUpdater"]
 
 OnFailure = Literal["stop", "rollback", "quarantine"]
-Results = dict[str, dict[str, Any]]
-_REASONS: Final = 3  # that the message of a failure tells
-_CHARS: Final = 300  # of each
 
 
 class WeightUpdater:
@@ -88,7 +86,7 @@ class WeightUpdater:
             error = f"cannot: {worker.dialect.name} takes no weights by {way} here"
             results[worker.worker_id] = {"ok": False, "version": worker.version, "error": error}
         record = {"version": self._fleet.version, "workers": results}
-        raise NotNow("update_failed", f"nothing was stopped: {_why(results, results)}", detail=record)
+        raise NotNow("update_failed", f"nothing was stopped: {why(results, results)}", detail=record)
 
     def telling(self, version: int, source: Source, phases: Phases) -> AbstractContextManager[None]:
         """Tell how far an update is, and how it ended; the body is all of it, the pause around it too."""
@@ -115,7 +113,7 @@ class WeightUpdater:
         active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
         # From the look on: a stronger pause may join while the others are asked, and what is frozen must stay so.
         with self._fleet.updating(), _loading(active):
-            in_traffic = [worker for worker in active if source.moves or _was_given(worker, source, since)]
+            in_traffic = [worker for worker in active if source.moves or source.reached(worker, since)]
             targets = active + await self._waiting_for_weights(source)
             results: Results = {
                 worker.worker_id: {"ok": False, "skipped": f"{worker.state}: {worker.reason}"}
@@ -149,13 +147,22 @@ class WeightUpdater:
         at_fault = odd if staged is None or staged.whole else [w for w in odd if w.worker_id in staged.failed]
         names = tuple(worker.worker_id for worker in at_fault)
         self._bus.emit(WeightsUpdated(version, source.kind, seconds, bool(updated) and not odd, names, phases.seconds))
+        return self._answer(version, bool(updated), names if odd else None, results, phases)
+
+    def _answer(
+        self, version: int, updated: bool, odd: tuple[str, ...] | None, results: Results, phases: Phases
+    ) -> dict[str, Any]:
+        """The record, or an error that has it; `odd`: those at fault where not everybody has the weights."""
         record = {"version": self._fleet.version, "workers": results}
-        if not updated and not odd:
-            why = _why(results, results) or "there is none"
-            raise NotNow("update_failed", f"no worker is left to update: {why}", detail=record)
-        if odd:
+        if not updated and odd is None:
+            raise NotNow(
+                "update_failed",
+                f"no worker is left to update: {why(results, results) or 'there is none'}",
+                detail=record,
+            )
+        if odd is not None:
             fleet = f"the fleet is at {self._fleet.version}"
-            phases.error = f"version {version} did not reach {', '.join(names)}; {fleet}: {_why(names, results)}"
+            phases.error = f"version {version} did not reach {', '.join(odd)}; {fleet}: {why(odd, results)}"
             if not (updated and self._on_failure == "quarantine"):
                 raise NotNow("update_failed", phases.error, detail=record)
         return record
@@ -273,7 +280,7 @@ class WeightUpdater:
         return [
             worker
             for worker, answered in zip(waiting, answers, strict=True)
-            if answered and (source.moves or worker.version is not None or _is_named(worker, source))
+            if answered and (source.moves or worker.version is not None or source.names(worker))
         ]
 
     def _take_out(self, odd: list[Worker], results: dict[str, dict[str, Any]]) -> None:
@@ -383,28 +390,6 @@ def _loading(workers: Iterable[Worker]) -> Iterator[None]:
             worker.loading = False
 
 
-def _why(names: Iterable[str], results: Results) -> str:
-    """What was wrong at those, each reason once; the whole of it is in the results."""
-    said = {name: str(results[name].get("error") or results[name].get("skipped") or "") for name in names}
-    told = []
-    for words in list(dict.fromkeys(said.values()))[:_REASONS]:
-        shown = words if len(words) <= _CHARS else f"{words[: _CHARS - 1]}…"
-        told.append(f"{', '.join(name for name, other in said.items() if other == words)}: {shown}")
-    return "; ".join(told)
-
-
 def _still(worker: Worker) -> bool:
     """Whether nothing of ours can make a token there: it is idle or frozen."""
     return not worker.calls or worker.frozen
-
-
-def _is_named(worker: Worker, source: Source) -> bool:
-    """Whether an engine that reports no versions was given the weights by the word of whoever moved them."""
-    return not worker.labels and source.workers is not None and worker.worker_id in source.workers
-
-
-def _was_given(worker: Worker, source: Source, since: float) -> bool:
-    """Whether the trainer can have given this worker the weights: it said so, or found it in traffic."""
-    if source.workers is not None:
-        return worker.worker_id in source.workers
-    return worker.active_since <= since

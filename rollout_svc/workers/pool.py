@@ -27,12 +27,14 @@ from rollout_svc.sample import Sample
 from rollout_svc.segment import VersionSpan
 from rollout_svc.signals import GateSignals
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.aborting import Aborting
 from rollout_svc.workers.answers import refuse_other_weights, refuse_own_abort, refuse_what_was_not_asked
-from rollout_svc.workers.call import AbortReason, CallEnded, EngineCall
+from rollout_svc.workers.call import CallEnded, EngineCall
 from rollout_svc.workers.control import CONTROL_TIMEOUT_S, Control
 from rollout_svc.workers.experts import ExpertsDesk, may_lack, release
 from rollout_svc.workers.line import Line, Wait
 from rollout_svc.workers.overdue import Overdue
+from rollout_svc.workers.poison import refuse_poison
 from rollout_svc.workers.retry import retry
 from rollout_svc.workers.routing import Router
 from rollout_svc.workers.slots import Slots
@@ -42,7 +44,6 @@ __all__ = ["WorkerPool"]
 
 _OK: Final = 200
 _UNANSWERED: Final = frozenset({"request_timeout", "dropped_by_router"})  # these say nothing of the engine
-_POISON_FAILURES: Final = 3  # worker failures of one sample, on workers that answered others since
 
 
 class WorkerPool:
@@ -69,8 +70,7 @@ class WorkerPool:
         self._gate = gate
         self._signals = signals
         self._transport = transport
-        self._control = control
-        self._tasks = tasks
+        self._aborting = Aborting(control, tasks)
         self._bus = bus
         self._rng = rng
         self._new_id = new_id
@@ -197,7 +197,7 @@ class WorkerPool:
                 raise Interrupted("the gate closed during a retry's back-off")
 
         async def again(last: WorkerFailure) -> Completion:
-            self._refuse_poison(sample, last)
+            refuse_poison(self.workers, sample, last)
             avoid = frozenset(worker_id for worker_id, _ in sample.worker_failures[-1:])
             return await self._try(sample, lane, request(), tokens, avoid)
 
@@ -229,7 +229,7 @@ class WorkerPool:
             if partial is None:
                 raise
             if partial.finish_reason == "abort":  # what it brought is no progress if it breaks every worker
-                self._refuse_poison(sample, failure)
+                refuse_poison(self.workers, sample, failure)
             return partial
         except Interrupted:
             partial = self._partial(worker, call, request, reader)
@@ -241,7 +241,7 @@ class WorkerPool:
                 self._works(worker)  # it answered: what is wrong is the answer
             raise
         except asyncio.CancelledError:
-            self._abort_at_engine(worker, call, "client")
+            self._aborting.at_engine(worker, call, "client")
             raise
         finally:
             del worker.calls[call.request_id]
@@ -294,7 +294,7 @@ class WorkerPool:
             reason = call.cancelled_for
             self._bus.emit(RequestAborted(call.sample_id, worker.worker_id, str(reason)))
             if reason == "timeout":
-                self._abort_at_engine(worker, call, "timeout")
+                self._aborting.at_engine(worker, call, "timeout")
                 message = f"{worker.worker_id}: no answer in request_timeout_s = {self._request_timeout_s:g} s"
                 raise SampleFailure("request_timeout", message) from None
             if reason == "worker_dead":
@@ -365,7 +365,7 @@ class WorkerPool:
     def _worker_failed(self, worker: Worker, call: EngineCall, sample: Sample, failure: WorkerFailure) -> None:
         sample.worker_failures.append((worker.worker_id, worker.answered))
         if failure.accepted and failure.kind != "connection":
-            self._abort_at_engine(worker, call, "worker_dead")
+            self._aborting.at_engine(worker, call, "worker_dead")
         # By group: the samples of one poison prompt are one witness, however many they are.
         opened = worker.breaker.failed(asyncio.get_running_loop().time(), sample.group_id, hard=failure.hard)
         if opened and worker.state is WorkerState.ACTIVE:
@@ -373,43 +373,8 @@ class WorkerPool:
         elif failure.kind == "connection":
             worker.doubt()
 
-    def _refuse_poison(self, sample: Sample, failure: WorkerFailure) -> None:
-        """Fail a sample that kept failing on workers which answered others meanwhile."""
-        proved = sum(
-            worker_id in self.workers and self.workers[worker_id].answered > answered
-            for worker_id, answered in sample.worker_failures
-        )
-        if proved >= _POISON_FAILURES:
-            sample.worker_failures.clear()
-            raise SampleFailure("poison", f"{proved} workers failed it and answered others; last: {failure}")
-
-    def _abort_at_engine(self, worker: Worker, call: EngineCall, reason: AbortReason) -> None:
-        """Tell the engine, beside everything else, that nobody waits for this request any more."""
-        call.cancelled_for = call.cancelled_for or reason
-        if worker.state is not WorkerState.DEAD:
-            self._tasks.spawn(f"abort:{call.request_id}", self._abort_one(worker, call.request_id), handled=True)
-
-    async def _abort_one(self, worker: Worker, request_id: str) -> None:
-        """A few at a time: a pause's abort must find a free control connection, however many calls were dropped."""
-        async with worker.single_aborts:
-            await self.abort(worker, [request_id])
-
     # -- control ---------------------------------------------------------------------------------------------
 
     async def abort(self, worker: Worker, request_ids: list[str] | None, timeout_s: float = CONTROL_TIMEOUT_S) -> bool:
-        """Send one abort (by id, or of everything for None) on the control lane; returns whether it was taken.
-
-        An engine that refuses one id is told the others all the same.
-        """
-        end, taken = asyncio.get_running_loop().time() + timeout_s, True
-        for call in worker.dialect.abort(request_ids):
-            remaining = end - asyncio.get_running_loop().time()
-            if remaining <= 0:
-                return False
-            try:
-                await self._control.do(worker, [call], remaining)
-            except WorkerFailure as failure:
-                taken = False
-                if failure.kind == "connection":
-                    break  # nobody is there
-        return taken
+        """Send one abort on the control lane; see `Aborting.abort`."""
+        return await self._aborting.abort(worker, request_ids, timeout_s)

@@ -16,10 +16,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from rollout_svc.config import SamplingConfig
-from rollout_svc.engines import EngineInfo, GenerateRequest, Transport
-from rollout_svc.errors import ADMIN_KEY, SampleFailure, WorkerFailure
+from rollout_svc.engines import EngineInfo, Transport
+from rollout_svc.errors import ADMIN_KEY, WorkerFailure
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.workers.canary import Canary
 from rollout_svc.workers.control import Control
 from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.pool import WorkerPool
@@ -39,8 +39,6 @@ _REACH_OURS_S: Final = 1.0  # the same for an engine of ours, on this machine: n
 _GONE_S: Final = 1.0  # seconds between two looks where nobody is: a refused connection costs nobody anything
 _RESIDUAL_POLL_S: Final = 0.5  # seconds between two looks at a quarantined worker's own count
 _REFUSED_CAP_S: Final = 30.0  # seconds between two tries to bring the weights to a worker that refuses them
-_CANARY_S: Final = 10.0  # seconds a quarantined engine has to make one token
-_CANARY_SAMPLING: Final = SamplingConfig(max_tokens=1)
 REFUSING: Final = frozenset({ADMIN_KEY, "unauthorized", "forbidden", "not_found", "unfit", "wrong_dialect"})
 """Kinds of failure of an engine that answers, and says no: waiting does not help."""
 
@@ -69,13 +67,12 @@ class Supervisor:
         self._freezing = freezing
         self._sleeping = sleeping
         self._control = control
-        self._transport = transport
         self._tasks = tasks
         self._admit = admit
         self._admitting = asyncio.Event()
         self._admitting.set()
         self._quarantine_s = quarantine_s
-        self._new_id = new_id
+        self._canary = Canary(pool=pool, transport=transport, may=self._admitting.is_set, new_id=new_id)
         self.on_removed: Callable[[Worker], None] = lambda _: None
         self.unfit: Callable[[Worker], str | None] = lambda _: None  # why an engine that said what it is stays out
         self._steps: dict[WorkerState, Callable[[Worker], Awaitable[None]]] = {
@@ -276,7 +273,7 @@ class Supervisor:
             waited = asyncio.get_running_loop().time() - quarantine.since
             idle = worker.residual == 0
             due = waited >= self._quarantine_s and self._admitting.is_set()  # no request starts while a pause climbs
-            if not idle and not (due and await self._canary(worker)):
+            if not idle and not (due and await self._canary.sing(worker)):
                 return
         if worker.quarantine is not quarantine:
             return
@@ -386,25 +383,7 @@ class Supervisor:
     async def _works(self, worker: Worker) -> bool:
         """Whether an engine that calls itself not ready generates all the same; not asked while a pause climbs."""
         held = worker.freeze is not None or worker.asleep is not None
-        return self._admitting.is_set() and not held and await self._canary(worker)
-
-    async def _canary(self, worker: Worker) -> bool:
-        """Generate one token at each engine itself and abort it: do they work at all?"""
-        if worker.asleep is not None:
-            return False  # what is sent there waits, or ends it
-        requests = [GenerateRequest(self._new_id(), [0], 1, _CANARY_SAMPLING) for _ in worker.engines]
-        try:
-            async with asyncio.timeout(_CANARY_S):
-                for engine, request in zip(worker.engines, requests, strict=True):
-                    if not self._admitting.is_set():
-                        return False
-                    reply = await self._transport.data(engine, worker.dialect.generate(request))
-                    worker.dialect.parse_generate(reply)
-        except (WorkerFailure, SampleFailure, TimeoutError):
-            return False
-        finally:
-            await self._pool.abort(worker, [request.request_id for request in requests])
-        return True
+        return self._admitting.is_set() and not held and await self._canary.sing(worker)
 
 
 async def _attention(worker: Worker, seconds: float) -> None:

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from rollout_svc.engines import Dialect, Endpoint, EngineInfo, EngineProfile
-from rollout_svc.engines.memory import Tag, in_order
 from rollout_svc.errors import WorkerFailure
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.tensors.layouts import filled
 from rollout_svc.workers.breaker import Breaker
 from rollout_svc.workers.call import AbortReason, CallEnded, EngineCall
+from rollout_svc.workers.conditions import Cache, Freeze, Quarantine, Sleep, WorkerState
 from rollout_svc.workers.launched import Launched
 
 __all__ = [
@@ -41,68 +40,6 @@ __all__ = [
 ]
 
 _SINGLE_ABORTS: Final = 4  # at once, of the 8 control connections a worker has at most: for calls that were dropped
-
-Cache = Literal["keep", "drop"]
-"""What becomes of the KV cache of frozen requests: kept as it is, or made again when they go on."""
-
-
-class WorkerState(StrEnum):
-    """Where a worker stands; only ACTIVE gets traffic."""
-
-    STARTING = "STARTING"
-    ACTIVE = "ACTIVE"
-    DRAINING = "DRAINING"
-    QUARANTINED = "QUARANTINED"
-    RECOVERING = "RECOVERING"
-    DEAD = "DEAD"
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantine:
-    """Why a worker gets no traffic.
-
-    Attributes:
-        kind: `residual`: a pause left requests running there; `version`: it does not have the current weights.
-        since: loop time, seconds.
-    """
-
-    kind: Literal["residual", "version"]
-    since: float
-
-
-@dataclass(slots=True)
-class Freeze:
-    """A worker that is frozen, or may be.
-
-    Attributes:
-        cache: what becomes of its requests' KV cache.
-        since: loop time, seconds.
-        confirmed: the engine said so; until then it may be running.
-        thawing: it was told to go on.
-    """
-
-    cache: Cache
-    since: float
-    confirmed: bool = False
-    thawing: bool = False
-
-
-@dataclass(slots=True)
-class Sleep:
-    """A worker whose engine sleeps, is on its way to, or may.
-
-    Attributes:
-        tags: the memory it is known to have given up.
-        certain: nothing else may be true; no call is under way of which nobody knows the fate.
-    """
-
-    tags: set[Tag] = field(default_factory=set)
-    certain: bool = True
-
-    @property
-    def listed(self) -> tuple[Tag, ...]:
-        """Its tags in the order of waking."""
-        return tuple(in_order(self.tags))
 
 
 class Worker:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotFound, NotNow, Unauthorized, Unreachable
-from rollout_svc.rpc.client import SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
 from tests.cluster.configs import ON_HEAD, lines, service
 from tests.cluster.fakes import fake_engine
 from tests.cluster.nodes import Nodes

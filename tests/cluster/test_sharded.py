@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollout_svc.errors import RolloutError
-from rollout_svc.rpc.client import SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
 from tests.cluster.configs import ON_HEAD, engine, lines, service
 from tests.cluster.nodes import OTHERS, Nodes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollout_svc.rpc.client import SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollout_svc.rpc.client import SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
 from tests.long.test_examples import EXAMPLES, ROOT, free_port, start
 
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]

@@ -40,7 +40,7 @@ class Site:
 
     async def counts(self) -> dict[str, int | None]:
         """Each engine's own count, asked by us and not by way of the router."""
-        return await self.made.parts.pool._control.counts(self.made.worker())
+        return await self.made.parts.supervisor._control.counts(self.made.worker())
 
     async def counted(self, holds: Callable[[list[int | None]], bool]) -> None:
         """Wait until the engines' counts are as told."""

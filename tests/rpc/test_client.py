@@ -22,7 +22,8 @@ from rollout_svc.errors import (
     Unreachable,
 )
 from rollout_svc.rpc import client as client_module
-from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
+from rollout_svc.rpc.client import RolloutClient
 from tests.rpc.stub_service import Stub, serve
 
 if TYPE_CHECKING:

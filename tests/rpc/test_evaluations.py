@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rollout_svc.errors import Conflict, NotNow
-from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
+from rollout_svc.rpc.client import RolloutClient
 from tests.rpc.api import Caller, api
 from tests.support.fake_sglang import FakeSGLang, Reply, Status
 from tests.support.stage import TASK, lines

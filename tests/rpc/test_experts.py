@@ -15,7 +15,8 @@ import pytest
 from rollout_svc.errors import Conflict, NotFound
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.reading import experts_of, read_batch, read_experts
-from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
+from rollout_svc.rpc.client import RolloutClient
 from tests.chaos.turns import TurnMeter
 from tests.rpc.api import TOKEN, Caller, api
 from tests.rpc.test_tensors import FETCH, STALL_S

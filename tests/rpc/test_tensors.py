@@ -19,7 +19,8 @@ from rollout_svc.errors import NotNow, ServiceError
 from rollout_svc.group import Group
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.reading import read_batch
-from rollout_svc.rpc.client import RolloutClient, SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
+from rollout_svc.rpc.client import RolloutClient
 from rollout_svc.sample import SampleStatus
 from rollout_svc.segment import Segment, VersionSpan
 from tests.chaos.turns import TurnMeter

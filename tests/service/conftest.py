@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 
-from rollout_svc.workers import breaker, supervisor
+from rollout_svc.workers import breaker, canary, supervisor
 
 PACE: Final = {
-    (supervisor, "_CANARY_S"): 1.0,
+    (canary, "_BOUND_S"): 1.0,
     (supervisor, "_FIRST_REACH_S"): 0.1,
     (supervisor, "_GONE_S"): 0.2,
     (supervisor, "_PROBE_S"): 0.4,

@@ -356,7 +356,7 @@ async def test_a_canary_behind_it_goes_no_further_once_a_pause_climbs() -> None:
     """P9: the second engine is asked for no token after its own count may have said that it is idle."""
     async with routed() as at:
         supervisor, worker = at.made.parts.supervisor, at.made.worker()
-        works = at.made.start(supervisor._canary(worker))
+        works = at.made.start(supervisor._canary.sing(worker))
         await at.engines[0].wait_running(1)
         supervisor.hold()
         at.engines[0].release(tokens=1)

@@ -34,21 +34,21 @@ async def pause(
     async def work() -> PauseReport:
         began = world.now
         pauses = life.parts.pauses
-        before, running, climb = pauses.ticket, pauses.state == "running", pauses._climb
+        before, running, joinable = pauses.ticket, pauses.state == "running", pauses.joinable
         try:
             report = await life.service.pause(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket, kv=kv)
         except Conflict as error:
             if error.type == "frozen":
                 world.require((mode, kv) == ("keep", "drop"), "P9", f"a pause in mode {mode} with kv {kv} was refused")
                 raise
-            allowed = {before} | ({climb.started_from} if climb is not None else set())
+            allowed = {before} | ({joinable} if joinable is not None else set())
             world.require(if_ticket not in (None, *allowed), "P11", f"if_ticket {if_ticket} was refused at {before}")
             world.require(world.now == began, "P11", "a refusal took time")
             world.require(not running or pauses.ticket == before, "P11", f"a refused pause made ticket {pauses.ticket}")
             raise
         took = world.now - began
         world.require(took <= deadline_s + _EPSILON_S, "P8", f"a pause of {deadline_s:g} s took {took:.4f} s")
-        known = {None, before} | ({climb.started_from} if climb is not None else set())
+        known = {None, before} | ({joinable} if joinable is not None else set())
         world.require(if_ticket in known, "P11", f"a pause with if_ticket {if_ticket} was taken at {before}")
         return report
 

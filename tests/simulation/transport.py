@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import orjson
 
 from rollout_svc.engines import Endpoint, Reply
-from rollout_svc.engines.calls import Call, StreamReader
+from rollout_svc.engines.calls import Call
+from rollout_svc.engines.dialect import StreamReader
 from rollout_svc.errors import WorkerFailure
 from tests.simulation import doors
 from tests.simulation.engine import Request, SimEngine

@@ -28,7 +28,7 @@ from rollout_svc.demo.options import MOE
 from rollout_svc.demo.processes import Children
 from rollout_svc.demo.task import VOCABULARY, SortTask
 from rollout_svc.embedded.model import build, preset
-from rollout_svc.rpc.client import SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
 from tests.chaos.leaks import resident_bytes
 from tests.soak.account import Account, Book, Sight, resident_of
 from tests.soak.heap import heap

@@ -22,6 +22,7 @@ import orjson
 
 from rollout_svc.buffer.journal.fingerprint import Fingerprint, differences
 from rollout_svc.buffer.journal.schema import APPLICATION, PRAGMAS, SNAPSHOT, VERSION, create_tables
+from rollout_svc.buffer.syncing import sync
 from rollout_svc.errors import ConfigError
 
 __all__ = ["open_journal", "refusal"]
@@ -73,19 +74,11 @@ def _create(path: Path, fingerprint: Fingerprint) -> None:
         create_tables(connection, orjson.dumps(fingerprint), time.time())
     finally:
         connection.close()
-    _sync(new)
+    sync(new)
     with contextlib.suppress(FileExistsError):  # another service was faster: what it made is looked at like any other
         os.link(new, path)
     new.unlink()
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def _problem_of(path: Path) -> str | None:

@@ -14,22 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import pickle
-import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from rollout_svc import blame
 from rollout_svc.judging.processes import frames
 from rollout_svc.judging.processes.lines import Job, Lines, Seat
-from rollout_svc.judging.processes.warden import COMMAND
+from rollout_svc.judging.processes.process import JudgeProcess, make_warden, wait_for
 from rollout_svc.judging.values import JudgerError, TimedFuture
 from rollout_svc.plugins import PluginSpec
 
@@ -37,7 +32,6 @@ __all__ = ["JudgePool", "JudgerError"]
 
 _CHUNK: Final = 1 << 18  # bytes read at once
 _BURIAL_S: Final = 2.0  # seconds to wait for where an ended process was; its caller then hears without
-_CLOSE_S: Final = 10.0  # seconds for the warden to end everything: it needs milliseconds
 _STARTS: Final = 3  # judge processes in a row that end before they take a call
 _SPECS: Final = 64  # judgers whose description is kept as bytes
 
@@ -48,25 +42,6 @@ class _Call:
 
     job: Job
     future: TimedFuture
-
-
-@dataclass(eq=False, slots=True)
-class _Process:
-    """A judge process, as the service sees it."""
-
-    channel: socket.socket
-    trace: int
-    seat: Seat
-    read: bytearray
-    unsent: bytearray
-    pid: int = 0
-    ready: bool = False
-    lost: Job | None = None
-    """What it ran when it was ended."""
-    why: Exception | None = None
-    """Why it was ended; None where it ended by itself."""
-    timer: asyncio.TimerHandle | None = None
-    ending: bool = False
 
 
 class JudgePool:
@@ -82,8 +57,8 @@ class JudgePool:
     def _reset(self) -> None:
         self._lines = Lines()
         self._calls: dict[int, _Call] = {}
-        self._processes: dict[Seat, _Process] = {}
-        self._unborn: deque[_Process] = deque()
+        self._processes: dict[Seat, JudgeProcess] = {}
+        self._unborn: deque[JudgeProcess] = deque()
         self._warden: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -120,7 +95,7 @@ class JudgePool:
         warden = self._warden
         self._let_go()
         if warden is not None:
-            await asyncio.to_thread(_wait_for, warden)
+            await asyncio.to_thread(wait_for, warden)
 
     def _described(self, spec: PluginSpec, method: str) -> bytes:
         known = self._specs.get((id(spec), method))
@@ -134,7 +109,7 @@ class JudgePool:
     async def _start(self) -> None:
         """Start the warden, in a thread, for that blocks; then the processes."""
         try:
-            self._warden, control = await asyncio.to_thread(_make_warden)
+            self._warden, control = await asyncio.to_thread(make_warden)
         except OSError as error:
             self._break(f"no judge process can be started: {error}")
             return
@@ -148,7 +123,7 @@ class JudgePool:
         calls, warden = self._calls, self._warden
         self._let_go()
         if warden is not None:
-            self._ending = _loop().run_in_executor(None, _wait_for, warden)
+            self._ending = _loop().run_in_executor(None, wait_for, warden)
         _fail(calls.values(), why)
 
     def _let_go(self) -> None:
@@ -156,7 +131,7 @@ class JudgePool:
             _loop().remove_reader(self._control)
             self._control.close()
         for process in (*self._processes.values(), *self._unborn):
-            self._forget(process)
+            process.forget(_loop())
         if self._timer is not None:
             self._timer.cancel()
         self._reset()
@@ -166,21 +141,18 @@ class JudgePool:
     def _fork(self) -> None:
         if self._control is None:
             return
-        ours, theirs = socket.socketpair()
-        trace = os.memfd_create("trace", os.MFD_CLOEXEC)
-        ours.setblocking(False)
-        process = _Process(ours, trace, Seat(), bytearray(), bytearray())
+        process, theirs = JudgeProcess.unborn()
         try:
-            socket.send_fds(self._control, [b"F"], [theirs.fileno(), trace])
+            socket.send_fds(self._control, [b"F"], [theirs.fileno(), process.trace])
         except OSError as error:
-            self._forget(process)
+            process.forget(_loop())
             self._break(f"no judge process can be started: {error}")
             return
         finally:
             theirs.close()
         self._unborn.append(process)
         self._processes[process.seat] = process
-        _loop().add_reader(ours, self._hear, process)
+        _loop().add_reader(process.channel, self._hear, process)
 
     def _hear_warden(self) -> None:
         if self._control is None:
@@ -203,7 +175,7 @@ class JudgePool:
         else:
             self._gone(int(numbers[0]), int(numbers[1]))
 
-    def _hear(self, process: _Process) -> None:
+    def _hear(self, process: JudgeProcess) -> None:
         """Read what a judge process says."""
         if process.ending:
             return
@@ -224,7 +196,7 @@ class JudgePool:
         if found:
             self._pump()
 
-    def _answered(self, process: _Process, answer: frames.Answer, now: float) -> None:
+    def _answered(self, process: JudgeProcess, answer: frames.Answer, now: float) -> None:
         if answer.kind == frames.READY:
             process.ready = True
             self._stillborn = 0
@@ -237,7 +209,7 @@ class JudgePool:
         elif not job.recalled and (call := self._calls.pop(job.number, None)) is not None:
             _settle(call, answer)
 
-    def _end(self, process: _Process, why: Exception | None) -> None:
+    def _end(self, process: JudgeProcess, why: Exception | None) -> None:
         """Take a process out of service; its call hears of it when the process is gone, and in time anyway."""
         if process.ending:
             return
@@ -258,7 +230,7 @@ class JudgePool:
         else:
             self._break("no judge process can be started: they end at once")
 
-    def _ask_end(self, process: _Process) -> None:
+    def _ask_end(self, process: JudgeProcess) -> None:
         if self._control is not None:
             with contextlib.suppress(OSError):  # the warden is gone: it is heard
                 self._control.send(f"K {process.pid}".encode())
@@ -269,33 +241,15 @@ class JudgePool:
                 self._end(process, None)
                 if self._processes.pop(process.seat, None) is not None:  # else all of them were let go
                     self._tell(process, code)
-                    self._forget(process)
+                    process.forget(_loop())
                 return
 
-    def _tell(self, process: _Process, code: int | None) -> None:
+    def _tell(self, process: JudgeProcess, code: int | None) -> None:
         """Fail the call that a process took with it."""
         job, process.lost = process.lost, None
         call = None if job is None else self._calls.pop(job.number, None)
-        if call is None or call.future.done():
-            return
-        place = blame.last_place(os.pread(process.trace, frames.ANSWER_BYTES, 0).decode(errors="replace"))
-        error = process.why
-        if error is None:
-            how = "closed its channel" if code is None or code == -signal.SIGABRT else _ending(code)
-            error = JudgerError(f"its process {how}")
-        if place:
-            error = type(error)(f"{error} ({place})")
-        call.future.set_exception(error)
-
-    def _forget(self, process: _Process) -> None:
-        process.ending = True
-        if process.timer is not None:
-            process.timer.cancel()
-        if process.channel.fileno() >= 0:
-            _loop().remove_reader(process.channel)
-            _loop().remove_writer(process.channel)
-            process.channel.close()
-            os.close(process.trace)
+        if call is not None and not call.future.done():
+            call.future.set_exception(process.loss(code))
 
     # Calls: sent, timed, dropped.
 
@@ -307,7 +261,7 @@ class JudgePool:
     def _pump(self) -> None:
         self._pumping = False
         now = _loop().time()
-        touched: dict[_Process, None] = {}
+        touched: dict[JudgeProcess, None] = {}
         for seat, job in self._lines.assign(now):
             process = self._processes[seat]
             process.unsent += job.frame
@@ -316,7 +270,7 @@ class JudgePool:
             self._send(process)
         self._set_timer()
 
-    def _send(self, process: _Process) -> None:
+    def _send(self, process: JudgeProcess) -> None:
         if process.ending:
             return
         try:
@@ -349,7 +303,7 @@ class JudgePool:
         for seat in self._lines.late(now):
             first = seat.line[0]
             self._end(self._processes[seat], TimeoutError(f"no verdict in {first.timeout_s:g} s"))
-        touched: dict[_Process, None] = {}
+        touched: dict[JudgeProcess, None] = {}
         for seat, job in self._lines.call_back(now):
             process = self._processes[seat]
             process.unsent += frames.skip(job.number)
@@ -392,31 +346,3 @@ def _fail(calls: Any, why: str) -> None:
     for call in calls:
         if not call.future.done():
             call.future.set_exception(JudgerError(why))
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
-
-
-def _make_warden() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        command = [sys.executable, "-c", COMMAND, str(theirs.fileno()), json.dumps(sys.path)]
-        warden = subprocess.Popen(  # noqa: S603 - ourselves
-            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
-        )
-    ours.setblocking(False)
-    return warden, ours
-
-
-def _wait_for(warden: subprocess.Popen[bytes]) -> None:
-    try:
-        warden.wait(_CLOSE_S)
-    except subprocess.TimeoutExpired:
-        warden.kill()
-        warden.wait()

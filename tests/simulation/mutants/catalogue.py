@@ -244,7 +244,7 @@ _ALL: Final = (
         "an abort that fails ends the drain of its worker",
         "P12",
         (
-            "workers.pool",
+            "workers.aborting",
             """            except WorkerFailure as failure:
                 taken = False""",
             """            except WorkerFailure as failure:
@@ -263,7 +263,7 @@ _ALL: Final = (
         "a pause that was meant for an earlier state is carried out after the resume",
         "P11",
         (
-            "pause.controller",
+            "pause.standing",
             "if if_ticket is not None and if_ticket not in allowed:",
             "if if_ticket is not None and if_ticket > max(allowed):",
         ),
@@ -316,9 +316,9 @@ _ALL: Final = (
         "a push is answered before it is written",
         "P31",
         (
-            "service",
-            "        producer.wake()\n        await self.parts.storage.flush()",
-            "        producer.wake()\n        await asyncio.sleep(0)",
+            "pushing",
+            "    parts.producer.wake()\n    await parts.storage.flush()\n",
+            "    parts.producer.wake()\n    await __import__('asyncio').sleep(0)\n",
         ),
     ),
     _mutant(

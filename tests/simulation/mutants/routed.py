@@ -74,7 +74,7 @@ ROUTED: Final = (
         "incomplete_rows_are_judged",
         "a sample whose rows are not all there is taken for whole",
         "P27 P4",
-        ("rollout.run", "if context.experts and (missing := sample.rows_missing):", "if missing := 0:"),
+        ("rollout.generating", "if context.experts and (missing := sample.rows_missing):", "if missing := 0:"),
         ("workers.experts", "elif not may_lack(completion, request):", "elif not completion.ids:"),
     ),
     _mutant(

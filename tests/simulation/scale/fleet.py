@@ -20,7 +20,7 @@ from rollout_svc.engines.calls import Call
 from rollout_svc.loop import SLICE
 
 if TYPE_CHECKING:
-    from rollout_svc.engines.calls import StreamReader
+    from rollout_svc.engines.dialect import StreamReader
 
 __all__ = ["Fleet", "FleetTransport", "url_of"]
 
