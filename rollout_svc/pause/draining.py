@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from rollout_svc.pause.climb import Climb
@@ -27,6 +28,7 @@ __all__ = ["Draining"]
 _CLOSE_AT_ABORT: Final = 2  # by id, the second abort also closes the call's connection
 _COUNT_POLL_S: Final = 0.02  # seconds before an engine that is not idle yet is asked again, doubling
 _COUNT_POLL_CAP_S: Final = 0.5
+_TRIAL_S: Final = 0.5  # seconds a canary under way gets to be over
 _LEAST_TIMEOUT_S: Final = 0.05  # seconds an attempt gets although the rungs are nearly over
 
 
@@ -140,6 +142,14 @@ class Draining:
             return await self._freezing.thaw_found(worker)
         return await self._freezing.thaw_late(worker)
 
+    @staticmethod
+    async def _tried(worker: Worker, climb: Climb) -> None:
+        """Give a canary that is under way a moment to be over: an engine that is well has made its token by then."""
+        if worker.trial is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(_TRIAL_S, _timeout_s(climb.plan.report))):
+                    await worker.trial.wait()
+
     async def count(self, worker: Worker, climb: Climb) -> None:
         """Ask one engine for its own count, and abort what it still has, until it is 0 or the time is up."""
         if not worker.exclusive or "count" not in worker.capabilities:
@@ -150,8 +160,10 @@ class Draining:
         if quarantine is not None and quarantine.kind == "residual" and worker.worker_id not in climb.unconfirmed:
             tally.residual = worker.residual  # its supervisor asks all the time; a stuck one must not cost every pause
             return
+        await self._tried(worker, climb)
         while True:
-            going_on = climb.holds(worker) or await self._goes_on(worker, climb)
+            # The token its supervisor asked for may be on the way there, in no count yet.
+            going_on = worker.trial is None and (climb.holds(worker) or await self._goes_on(worker, climb))
             leaving = {call.request_id for call in climb.calls(worker)}
             staying = [request_id for request_id in worker.calls if request_id not in leaving]
             counts = await self._control.counts(worker) if going_on else {}

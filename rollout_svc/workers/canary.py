@@ -3,7 +3,8 @@
 Invariants:
 
 - It asks each engine of a worker itself, one after the other, within one bound; what it began is aborted in any case.
-- It asks nobody while a pause climbs, and no engine that sleeps.
+- It asks nobody while a pause climbs, and no engine that sleeps. One under way then is seen (`Worker.trial`): until it
+  is answered, or aborted, nobody can say that the engine runs nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Canary:
         if worker.asleep is not None:
             return False  # what is sent there waits, or ends it
         requests = [GenerateRequest(self._new_id(), [0], 1, _SAMPLING) for _ in worker.engines]
+        worker.trial = asyncio.Event()
         try:
             async with asyncio.timeout(_BOUND_S):
                 for engine, request in zip(worker.engines, requests, strict=True):
@@ -58,5 +60,9 @@ class Canary:
         except (WorkerFailure, SampleFailure, TimeoutError):
             return False
         finally:
-            await self._pool.abort(worker, [request.request_id for request in requests])
+            try:
+                await self._pool.abort(worker, [request.request_id for request in requests])
+            finally:
+                worker.trial.set()
+                worker.trial = None
         return True

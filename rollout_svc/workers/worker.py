@@ -86,6 +86,7 @@ class Worker:
         "switching",
         "thaw_until",
         "tokens",
+        "trial",
         "turn",
         "unsure",
         "version",
@@ -139,6 +140,7 @@ class Worker:
         self.residual: int | None = None
         self.quarantine: Quarantine | None = None
         self.held = False
+        self.trial: asyncio.Event | None = None  # set when its canary is over; it is in no count before it arrives
         self.freeze: Freeze | None = None
         self.freeze_until = 0.0  # loop time until which a freeze that was given up may still arrive
         self.thaw_until = 0.0  # likewise a thaw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollout_svc.events import RequestAborted
 from rollout_svc.workers.worker import WorkerState
-from tests.support.fake_sglang import FakeSGLang, Status
+from tests.support.fake_sglang import FakeSGLang, Hang, Status
 from tests.support.stage import stage
 
 
@@ -91,6 +91,21 @@ async def test_a_quarantined_worker_comes_back_by_a_canary() -> None:
         await made.until(lambda: made.worker().state is WorkerState.ACTIVE)
         await engine.wait_requests(3)
         engine.lose_aborts = False
+
+
+async def test_an_engine_that_is_being_tried_is_not_said_to_be_idle() -> None:
+    """A canary that has not arrived is in no count: until it is over nobody knows what runs there."""  # P9
+    async with FakeSGLang(weight_version="0") as engine, stage(engine) as made:
+        engine.script("/generate", Hang())
+        trial = made.start(made.parts.supervisor._canary.sing(made.worker()))
+        await engine.wait_hits("/generate", 1)
+        assert (await made.pause(1.0)).workers["w0"].residual is None
+        engine.heal("/generate")
+        await engine.wait_running(1)
+        engine.release(finish="length")
+        assert await trial
+        await made.resume()
+        assert (await made.pause(1.0)).workers["w0"].residual == 0
 
 
 async def test_a_canary_that_fails_keeps_the_worker_out() -> None:
