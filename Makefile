@@ -7,6 +7,9 @@ ARGS   ?=
 SEEDS  ?= 0:3000
 PROOFS ?= 0:1000
 JOBS   ?= 2
+# Bytecode is kept, whatever the shell says (empty means so): hundreds of processes are started, each of which would compile
+# the package again, and pytest would rewrite 8,000 assertions again in each process of each run.
+export PYTHONDONTWRITEBYTECODE :=
 # Most tests wait more than they work: two processes take half of the time. A file stays in one, for what it starts is
 # shared, and so do all tests of Ray, which have one cluster (tests/conftest.py).
 SPREAD ?= -n $(JOBS) --dist loadgroup

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -19,30 +17,17 @@ import aiohttp
 import pytest
 import yaml
 
+from tests.support.commands import WAIT_S, run
 from tests.support.fake_sglang import FakeSGLang
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
-WAIT_S = 30.0
-"""How long a process may take, in seconds, before its test fails."""
 CONFIG: dict[str, Any] = {
     "service": {"port": 0},
     "tasks": [{"name": "t", "prompts": {"push": True}}],
     "trainer": {"train_batch_size": 4, "prompt_repeat_k": 1},
     "pause": {"deadline_s": 2.0},
 }
-
-
-def run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "rollout_svc", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-        env=os.environ | (env or {}),
-    )
 
 
 def written(folder: Path, config: Any) -> Path:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from rollout_svc import RolloutClient
+from tests.support.commands import WAIT_S, run
 from tests.support.processes import in_session, lives
-from tests.test_cli import CONFIGS, ROOT, WAIT_S, Served, changed, run, served, written
+from tests.test_cli import CONFIGS, ROOT, Served, changed, served, written
 
 ENGINE = [sys.executable, "-m", "tests.support.launched_engine", "--port", "{port}", "--ways"]
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.test_cli import CONFIG, free_port, run, written
+from tests.support.commands import run
+from tests.test_cli import CONFIG, free_port, written
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import aiohttp
 
+from tests.support.commands import run
 from tests.support.fake_sglang import FakeSGLang
-from tests.test_cli import free_port, run, served
+from tests.test_cli import free_port, served
 
 
 async def test_who_is_stuck_from_a_shell_and_by_a_signal(tmp_path: Path) -> None:

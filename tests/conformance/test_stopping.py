@@ -146,7 +146,7 @@ async def test_a_judge_observes_a_pause(site: Site) -> None:
         await on.full()
         site.finish()
         await on.until(lambda: judge.held == on.load)
-        await on.stopped(await on.pause())
+        await on.stopped(await on.pause(3.0))  # judges are cancelled after a tenth of it
         assert len(judge.cancelled) == on.load
         assert {len(ids) for ids in on.kept().values()} == {site.sampling["max_tokens"]}
         judge.release()
@@ -329,7 +329,7 @@ async def test_one_silent_engine_does_not_hold_up_another(site: Site) -> None:
         await on.until(lambda: other.running == on.load // 2 == len(on.made.worker().calls))
         await site.wait_inside(on.load // 2)
         site.hang()
-        pausing = on.made.start(on.pause(2.0))
+        pausing = on.made.start(on.pause(1.0))
         await other.wait_idle()  # P12
         assert not pausing.done()
         report = await pausing

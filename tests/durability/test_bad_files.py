@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +18,7 @@ from rollout_svc.buffer.snapshots import write_snapshot
 from rollout_svc.configfile import config_from_mapping, load_config
 from rollout_svc.recovery import Restore
 from rollout_svc.serve import EXIT_BAD_CONFIG, serve
+from tests.support.commands import run
 
 CONFIG: dict[str, Any] = {
     "service": {"port": 0},
@@ -27,7 +26,6 @@ CONFIG: dict[str, Any] = {
     "trainer": {"train_batch_size": 4, "prompt_repeat_k": 1},
     "buffer": {"path": "journal.db"},
 }
-WAIT_S = 30.0
 
 
 class Folder:
@@ -149,7 +147,7 @@ def test_a_snapshot_that_cannot_be_used(folder: Folder, capsys: pytest.CaptureFi
 def test_the_command_line_names_both(folder: Folder) -> None:
     """`serve --restore` where a journal is: exit code 2, a line with both files, both as they were."""  # P35
     before = folder.files()
-    done = _run("serve", "--config", folder.config, "--restore", folder.snapshot)
+    done = run("serve", "--config", folder.config, "--restore", folder.snapshot)
     assert (done.returncode, done.stdout) == (2, "")
     there = f"buffer.path: {folder.journal} is there already, and {folder.snapshot} is restored only where"
     assert done.stderr.startswith(there)
@@ -158,10 +156,5 @@ def test_the_command_line_names_both(folder: Folder) -> None:
 
 def test_a_step_without_a_snapshot_means_nothing(folder: Folder) -> None:
     """`--restore-step` alone is bad usage."""
-    done = _run("serve", "--config", folder.config, "--restore-step", "1")
+    done = run("serve", "--config", folder.config, "--restore-step", "1")
     assert (done.returncode, done.stderr) == (2, "--restore-step: is for --restore\n")
-
-
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rollout_svc", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)

@@ -5,11 +5,13 @@ Every rule holds at any scale; at that of production a test that waits for the t
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
 
 from rollout_svc.workers import breaker, canary, supervisor
+from tests.support.fake_sglang import FakeSGLang
 
 PACE: Final = {
     (canary, "_BOUND_S"): 1.0,
@@ -27,3 +29,11 @@ PACE: Final = {
 def _pace(monkeypatch: pytest.MonkeyPatch) -> None:
     for (module, name), seconds in PACE.items():
         monkeypatch.setattr(module, name, seconds)
+
+
+@pytest.fixture
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[FakeSGLang]:
+    """Run an engine that answers at once, as `answered` of the test's file does."""
+    async with FakeSGLang(weight_version="0") as made:
+        made.answer = request.module.answered
+        yield made

@@ -7,13 +7,9 @@ import pytest
 from rollout_svc.errors import NotNow
 from rollout_svc.events import ComponentDied, ProducerWaiting
 from rollout_svc.observe.metrics import Metrics
-from tests.support.fake_sglang import Call, FakeSGLang, Reply, Status
+from tests.support.answers import two_tokens as answered
+from tests.support.fake_sglang import FakeSGLang, Status
 from tests.support.stage import stage
-
-
-def answered(call: Call) -> Reply:
-    """Answer at once."""
-    return Reply(tokens=2)
 
 
 async def test_by_default_it_waits_for_ever_and_says_so() -> None:

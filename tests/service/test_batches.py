@@ -10,28 +10,12 @@ import pytest
 
 from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow
 from rollout_svc.events import ComponentDied, GroupSettled, LeaseExpired, SampleFailed
+from tests.support.answers import ids
+from tests.support.answers import its_number as answered
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.sources import BAD_LINES
 from tests.support.stage import lines, stage
 from tests.support.stores import Store
-
-
-def answered(call: Call) -> Reply:
-    """Answer at once, with the prompt's number as the only token."""
-    return Reply(tokens=[call.prompt_ids[-1]])
-
-
-def ids(batch: dict[str, Any]) -> list[str]:
-    """The prompts of a batch."""
-    return [group["prompt"]["id"] for group in batch["groups"]]
-
-
-@pytest.fixture
-async def engine() -> Any:
-    """Yield an engine that answers at once."""
-    async with FakeSGLang(weight_version="0") as made:
-        made.answer = answered
-        yield made
 
 
 async def test_the_same_step_gives_the_same_batch(engine: FakeSGLang) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +17,12 @@ from rollout_svc.buffer.snapshots import Snapshot, read_snapshot
 from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotNow
 from rollout_svc.recovery import Restore
 from rollout_svc.tasks import TaskOwner
-from tests.support.fake_sglang import Call, FakeSGLang, Reply
+from tests.support.answers import ids
+from tests.support.answers import its_number as answered
+from tests.support.fake_sglang import FakeSGLang
 from tests.support.stage import Stage, lines, stage
 
 SMALL = {"train_batch_size": 2, "max_staleness": 100}
-
-
-def answered(call: Call) -> Reply:
-    """Answer at once, with the prompt's number as the only token."""
-    return Reply(tokens=[call.prompt_ids[-1]])
-
-
-def ids(batch: dict[str, Any]) -> list[str]:
-    """The prompts of a batch."""
-    return [group["prompt"]["id"] for group in batch["groups"]]
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeSGLang]:
-    """Yield an engine that answers at once."""
-    async with FakeSGLang(weight_version="0") as made:
-        made.answer = answered
-        yield made
 
 
 class Folder:

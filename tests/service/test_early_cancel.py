@@ -10,6 +10,7 @@ from rollout_svc.buffer.storage import MemoryStorage, Position
 from rollout_svc.errors import BadRequest, NotNow
 from rollout_svc.events import GroupAdmitted, GroupSettled
 from rollout_svc.group import Group
+from tests.support.answers import ids
 from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.stage import PROMPT, Stage, stage
 from tests.support.virtual import soon
@@ -44,11 +45,6 @@ def hold(*numbers: int) -> Any:
         return None if number in numbers else Reply(tokens=[number])
 
     return answer
-
-
-def ids(batch: dict[str, Any]) -> list[str]:
-    """The prompts of a batch."""
-    return [group["prompt"]["id"] for group in batch["groups"]]
 
 
 async def cut(made: Stage, engine: FakeSGLang) -> None:

@@ -68,14 +68,6 @@ def assert_nothing_is_left(group: Group) -> None:
         assert sample.reason
 
 
-@pytest.fixture
-async def engine() -> Any:
-    """Yield an engine that answers at once: the prompt's number, then the same as text for both samples."""
-    async with FakeSGLang(weight_version="0") as made:
-        made.answer = answered
-        yield made
-
-
 def answered(call: Call) -> Reply:
     return Reply(tokens=[call.prompt_ids[-1]] * 3)
 

@@ -6,13 +6,9 @@ from pathlib import Path
 
 from rollout_svc.events import WorkerChanged
 from rollout_svc.workers.worker import WorkerState
-from tests.support.fake_sglang import Call, FakeSGLang, Reply, Status
+from tests.support.answers import two_tokens as answered
+from tests.support.fake_sglang import FakeSGLang, Status
 from tests.support.stage import Stage, stage
-
-
-def answered(call: Call) -> Reply:
-    """Answer at once."""
-    return Reply(tokens=2)
 
 
 def told(made: Stage) -> list[tuple[str, int]]:

@@ -20,14 +20,6 @@ from tests.support.fake_sglang import Call, FakeSGLang, Reply
 from tests.support.stage import Stage, make_config, stage
 
 
-@pytest.fixture
-async def engine() -> Any:
-    """Yield an engine that answers at once."""
-    async with FakeSGLang(weight_version="0") as made:
-        made.answer = answered
-        yield made
-
-
 def answered(call: Call) -> Reply:
     return Reply(tokens=[5, 6, call.prompt_ids[-1]])
 

@@ -10,14 +10,10 @@ from rollout_svc.config import WorkerConfig
 from rollout_svc.errors import ConfigError
 from rollout_svc.events import SampleFailed
 from rollout_svc.workers.worker import WorkerState
+from tests.support.answers import two_tokens as answered
 from tests.support.fake_lmdeploy import FakeLMDeploy
-from tests.support.fake_sglang import Call, FakeSGLang, Reply
+from tests.support.fake_sglang import FakeSGLang
 from tests.support.stage import Stage, stage
-
-
-def answered(call: Call) -> Reply:
-    """Answer at once."""
-    return Reply(tokens=2)
 
 
 async def until_refused(made: Stage, index: int, words: str) -> None:

@@ -18,26 +18,10 @@ from rollout_svc.buffer.journal.writer import JournalFailed
 from rollout_svc.errors import BadRequest, ConfigError, Conflict, NotNow
 from rollout_svc.sample.state import SampleState
 from rollout_svc.service import RolloutService
-from tests.support.fake_sglang import Call, FakeSGLang, Reply, Status
+from tests.support.answers import ids
+from tests.support.answers import its_number as answered
+from tests.support.fake_sglang import FakeSGLang, Status
 from tests.support.stage import Stage, lines, make_config, stage
-
-
-def answered(call: Call) -> Reply:
-    """Answer at once, with the prompt's number as the only token."""
-    return Reply(tokens=[call.prompt_ids[-1]])
-
-
-def ids(batch: dict[str, Any]) -> list[str]:
-    """The prompts of a batch."""
-    return [group["prompt"]["id"] for group in batch["groups"]]
-
-
-@pytest.fixture
-async def engine() -> Any:
-    """Yield an engine that answers at once."""
-    async with FakeSGLang(weight_version="0") as made:
-        made.answer = answered
-        yield made
 
 
 class Disk:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rollout_svc.events import SourceSkips
-from tests.service.test_recovery import Disk, answered
+from tests.service.test_recovery import Disk
+from tests.support.answers import its_number as answered
 from tests.support.fake_sglang import FakeSGLang
 from tests.support.sources import counted
 from tests.support.stage import TASK, stage

@@ -19,14 +19,6 @@ from tests.support.stores import Store
 PAIRS = {"prompt_repeat_k": 2, "train_batch_size": 8}
 
 
-@pytest.fixture
-async def engine() -> Any:
-    """Yield an engine that answers at once."""
-    async with FakeSGLang(weight_version="0") as made:
-        made.answer = answered
-        yield made
-
-
 def answered(call: Call) -> Reply:
     return Reply(tokens=[5, 6, call.prompt_ids[-1]])
 

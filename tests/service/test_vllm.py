@@ -11,7 +11,8 @@ import pytest
 from rollout_svc.errors import NotNow
 from rollout_svc.events import SampleFailed
 from rollout_svc.workers.worker import WorkerState
-from tests.support.fake_vllm import Call, Cut, FakeVLLM, Raw, Reply, Reset, Status
+from tests.support.answers import two_tokens as answered
+from tests.support.fake_vllm import Cut, FakeVLLM, Raw, Reset, Status
 from tests.support.faults import Fault, Mangled
 from tests.support.stage import PROMPT, Stage, stage
 from tests.support.vllm_wire import CORE_DEAD, MANGLES
@@ -30,11 +31,6 @@ async def over(*engines: FakeVLLM, worker: dict[str, Any] | None = None, **setti
         for engine in engines:
             engine.listeners.append(made.bell.ring)
         yield made
-
-
-def answered(call: Call) -> Reply:
-    """Answer at once."""
-    return Reply(tokens=2)
 
 
 def spans(sample: dict[str, Any]) -> list[tuple[int | None, int, int]]:

@@ -11,6 +11,7 @@ from rollout_svc.config import WorkerConfig
 from rollout_svc.errors import ConfigError, NotNow
 from rollout_svc.events import ProducerWaiting, RequestRetried, SampleFailed, WorkerChanged
 from rollout_svc.workers.worker import WorkerState
+from tests.support.answers import two_tokens as answered
 from tests.support.fake_sglang import Call, Cut, FakeSGLang, Reply, Reset, Status
 from tests.support.faults import Fault
 from tests.support.loops import TOOL_IDS
@@ -21,11 +22,6 @@ WORKER_FAULTS: dict[str, Fault] = {
     "reset": Reset(),
     "cut": Cut(),
 }
-
-
-def answered(call: Call) -> Reply:
-    """Answer at once."""
-    return Reply(tokens=2)
 
 
 async def assert_untouched(made: Stage, prompts: int) -> None:

@@ -12,7 +12,7 @@ from tests.simulation.faults import FAULTS, IMPOSSIBLE, STANDS
 from tests.simulation.history import run_history
 from tests.simulation.loop import LIFE, Deadlock, Livelock, SimLoop
 
-_SEEDS = range(120)
+_SEEDS = range(60)
 
 
 def test_every_promise_holds_on_every_history() -> None:  # P1 P2 P3 P5 P6 P7 P8 P9 P10 P11 P13 P15 P17 P18
@@ -25,9 +25,9 @@ def test_every_promise_holds_on_every_history() -> None:  # P1 P2 P3 P5 P6 P7 P8
 
 def test_a_seed_is_one_history_in_any_process() -> None:
     """Two processes with different hash seeds tell the same histories, to the last digit."""
-    runs = [digests_elsewhere("0:12", hash_seed, adversarial=False) for hash_seed in (1, 2)]
+    runs = [digests_elsewhere("0:6", hash_seed, adversarial=False) for hash_seed in (1, 2)]
     first, second = (process.communicate()[0].splitlines() for process in runs)
-    assert len(first) == 12
+    assert len(first) == 6
     assert first == second
 
 

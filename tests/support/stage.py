@@ -92,12 +92,6 @@ def make_config(*engines: Face | str | Mapping[str, Any], **sections: Any) -> Co
     return config_from_mapping(data | sections)
 
 
-def _worker(engine: Face | str | Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(engine, Mapping):
-        return dict(engine)
-    return {"url": engine if isinstance(engine, str) else engine.url}
-
-
 def _outside(
     storage: Storage | None,
     transport: Callable[[], HttpTransport] = HttpTransport,

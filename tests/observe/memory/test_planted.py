@@ -15,7 +15,7 @@ import pytest
 
 from rollout_svc.rpc.client import RolloutClient
 from tests.observe.memory.leaky import BYTES, LEAK, REST
-from tests.test_cli import run
+from tests.support.commands import run
 
 START_S = 60.0
 
