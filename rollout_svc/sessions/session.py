@@ -163,7 +163,8 @@ class Session:
                 self.speaking = None
             made = turn.ids
             try:
-                said = self._read(await self._context.words.text(made), asked)
+                text, stopped_by = _up_to_stop(await self._context.words.text(made), asked.stop)
+                said = self._read(text, asked)
             except BaseException:
                 if not self._context.over:
                     self._context.take_back()
@@ -173,7 +174,7 @@ class Session:
             self._used()
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
-            return Answer(answer_id, said, end, prompt_tokens, len(made))
+            return Answer(answer_id, said, end, prompt_tokens, len(made), stopped_by if end == "stop" else None)
 
     def _read(self, text: str, asked: Asked) -> Said:
         """Read a turn as servers do: calls are for whoever gave tools, and one without a name is what it is, text."""
@@ -238,3 +239,10 @@ class Session:
         self._used()
         self.reward = reward
         self.sample.meta = {**self.sample.meta, REPORTED: reward}
+
+
+def _up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    """Leave out the text that a client asked to stop at, as both APIs do; its ids stay those of the turn."""
+    found = [(place, stop) for stop in stops if (place := text.find(stop)) >= 0]
+    place, stop = min(found, default=(len(text), None))
+    return text[:place], stop

@@ -68,6 +68,32 @@ async def test_a_rewritten_history_begins_another_training_segment() -> None:
 
 
 @virtual
+@pytest.mark.parametrize(
+    ("text", "told", "stopped_by"),
+    [("do\nSee:", "do\n", "See:"), ("do\nSee: i", "do\n", "See:"), ("See:", "", "See:"), ("done", "done", None)],
+    ids=["at its end", "within its last token", "at once", "not"],
+)
+async def test_a_text_that_a_client_stops_at_is_not_told(text: str, told: str, stopped_by: str | None) -> None:
+    """P6: as both APIs have it; its ids are the turn's, and the conversation goes on from them."""
+    table = Table(words(text), words("ok"), on_pause="park")
+    session = begin(table)
+    turn = await session.turn(Asked((USER,), stop=("never", "See:")))
+    assert (turn.said.content, turn.stopped_by, turn.end) == (told, stopped_by, "stop")
+    assert table.sample.response_ids == list(text.encode())
+    await session.turn(Asked((USER, turn.said.as_message(), MORE)))
+    assert table.asks()[1][0] == [*ASKED, *text.encode(), *b";<u>on;<a>"]
+    assert table.sample.earlier == []
+
+
+@virtual
+async def test_a_stop_of_the_task_is_told() -> None:
+    """It is no client's: what the model was trained to end with is its own words."""
+    table = Table(words("do\nSee:"), on_pause="park")
+    turn = await begin(table).turn(Asked((USER,)))
+    assert (turn.said.content, turn.stopped_by) == ("do\nSee:", None)
+
+
+@virtual
 async def test_a_turn_that_nobody_waits_for_leaves_nothing() -> None:
     """P15: the client goes; its tokens and its message are forgotten, and asked again it is as if it never was."""
 
