@@ -139,9 +139,9 @@ async def _read(request: web.Request, session: Session, shape: _Shape) -> Asked:
     try:
         return session.read(await request.read(), shape.reader)
     except ValueError as error:
-        raise BadRequest.at("", f"the body is not JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}") from error
     except web.RequestPayloadError as error:
-        raise BadRequest.at("", f"the body cannot be read: {error}") from error
+        raise BadRequest(f"the body cannot be read: {error}") from error
 
 
 async def _turn(

@@ -215,9 +215,12 @@ class Session:
     def _reason(self, found: Match, asked: Asked) -> str:
         if not len(self._branches):
             return "first"
-        if not found.known:
+        if found.asking:
+            return "asked_again"
+        alike, same_tools = self._branches.alike(asked.messages, asked.tools)
+        if all(message["role"] == "system" for message in asked.messages[:alike]):
             return "another_conversation"
-        return "asked_again" if found.asking else f"history_rewritten: message {found.known} of {len(asked.messages)}"
+        return f"history_rewritten: message {alike} of {len(asked.messages)}" if same_tools else "tools_changed"
 
     def _sampling(self, asked: Asked) -> SamplingConfig:
         """The task's settings are what is trained with; a client may ask for fewer tokens, and for more stops."""

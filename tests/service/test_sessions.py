@@ -153,6 +153,17 @@ async def test_what_a_turn_was_refused_for_is_told_in_the_words_of_its_api(monke
         assert await client.say("hi") == "yo"
 
 
+async def test_a_body_that_is_no_json_names_no_field() -> None:
+    """P35: as the control API says it."""
+    async with session_site() as site:
+        client = await site.taken()
+        url = f"{client.url}/sessions/{client.session_id}/v1/chat/completions"
+        async with client.http.post(url, data=b"{", headers=client.headers) as response:
+            error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, None)
+        assert error["message"].startswith("the body is not JSON: ")
+
+
 async def test_a_session_that_nobody_uses_ends_and_its_sample_is_made_again() -> None:
     """Its agent went: after `ttl_s` the sample fails once, and waits for another; the old key is told 410."""
     async with session_site(sessions={"ttl_s": 0.3}) as site:
