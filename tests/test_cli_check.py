@@ -32,6 +32,20 @@ def test_a_finding_is_1_and_says_what_was_done_expected_and_happened_and_where()
     assert "done: ran it" in done.output
 
 
+def test_what_is_checked_is_told_by_its_name() -> None:
+    """P35: names between colons are no pictures."""
+    done = ANSWERS.invoke(app, ["judger", "tests.support.bad_judgers:Ok"])
+    assert done.output.startswith("tests.support.bad_judgers:Ok: nothing found in")
+
+
+def test_what_no_cancellation_ends_does_not_keep_the_check() -> None:
+    """P14: it is told, and the command ends, with the task or without."""
+    command = [sys.executable, "-m", "rollout_svc", "check", "judger", "tests.support.bad_judgers:Deaf", "--json"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert [item["rule"] for item in orjson.loads(done.stdout)["findings"]] == ["left_running", "ends"]
+
+
 def test_a_finding_as_json() -> None:
     """The same for programs."""
     done = ANSWERS.invoke(app, ["judger", "tests.support.bad_judgers:NotANumber", "--json"])

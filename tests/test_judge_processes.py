@@ -264,6 +264,14 @@ async def test_a_hostile_judge_fails_its_own_sample_only(bench: Bench, how: str,
     assert await bench.judge(TAKES) == Reward(1.0)
 
 
+async def test_whoever_waits_behind_a_hostile_judge_is_judged(bench: Bench) -> None:
+    """P12: it ends all judge processes; what had not begun waits for the next ones, and fails for nothing."""
+    hostile = asyncio.create_task(bench.failure(HOSTILE, how="kills_its_parent"))
+    behind = await asyncio.gather(*(bench.judge(TAKES, value=value) for value in (0.25, 0.5, 0.75)))
+    assert [reward.value for reward in behind] == [0.25, 0.5, 0.75]
+    assert (await hostile).reason == "judge_error"
+
+
 @pytest.mark.parametrize("how", ["prints", "forks"])
 async def test_a_judge_that_only_makes_noise_is_heard(
     bench: Bench, how: str, capfd: pytest.CaptureFixture[str]

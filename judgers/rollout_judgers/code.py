@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Sequence
@@ -108,7 +109,8 @@ class Code:
         found = [] if self._block == "whole" else _FENCED.findall(response)
         if not found:
             return response
-        return str(found[-1] if self._block == "last" else found[0])
+        # One in a list is indented as a whole, which Python would not take.
+        return textwrap.dedent(found[-1] if self._block == "last" else found[0])
 
 
 def _check(value: str, known: tuple[str, ...], name: str) -> None:

@@ -50,7 +50,10 @@ class Math:
         gold: list[Any] = parse(as_math(str(sample.ground_truth)), parsing_timeout=None, raise_on_error=True)
         if not gold:
             raise JudgeFailed("ground_truth", f"{sample.ground_truth!r:.200} is no mathematics")
-        answer: list[Any] = parse(sample.response, parsing_timeout=None, raise_on_error=True)
+        try:
+            answer: list[Any] = parse(sample.response, parsing_timeout=None, raise_on_error=True)
+        except (ValueError, RecursionError):  # such as a number of thousands of digits
+            answer = []
         if not answer:
             if self.missing is None:
                 raise JudgeFailed("no_answer", "no answer was found in the response")

@@ -32,6 +32,9 @@ from rollout_svc.tokens import TextCodec
 
 __all__ = ["DEFAULT_TURNS", "check_agent", "check_judger"]
 
+_TIMES: Final = 3  # that what is left is cancelled: clean-up may swallow one
+_CLINGING_S: Final = 1.0  # of the loop's time, after each
+
 DEFAULT_TURNS: Final = ("The answer is 4.", "It is 4, as I said.", "4")
 """What the model says, turn by turn, where nothing else is asked for."""
 
@@ -126,6 +129,7 @@ def _run(work: Callable[[Processes], Awaitable[None]], report: Report) -> None:
                 await work(processes)
             finally:
                 await processes.close()
+                report.clinging += await _let_go(loop)
 
         def held(seconds: float, where: str) -> None:
             report.add("holds_loop", "ran it", f"it held the event loop for {seconds:.1f} s", where)
@@ -137,6 +141,19 @@ def _run(work: Callable[[Processes], Awaitable[None]], report: Report) -> None:
                 report.add("raises", "ran it", f"a task of it called exit({error})", places.of_error(error))
             except Runaway:
                 pass  # what held the loop is told by who watched it
+
+
+async def _let_go(loop: CheckLoop) -> list[asyncio.Task[Any]]:
+    """Return the tasks that no cancellation ends, which are in the report: the runner would wait for them for ever."""
+    left = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for _ in range(_TIMES):
+        for task in left:
+            task.cancel()
+        if left:
+            _, left = await asyncio.wait(left, timeout=_CLINGING_S)
+    for task in left:
+        asyncio._unregister_task(task)  # noqa: SLF001 - documented, for whoever looks after tasks himself
+    return [*left]
 
 
 async def _prompt(line: dict[str, Any]) -> Prompt:

@@ -79,7 +79,8 @@ def _end(report: Report, *, as_json: bool) -> None:
 
         show_check(record)
     code = 0 if record["ok"] else _FOUND
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if report.clinging or any(not thread.daemon for thread in threads):
         sys.stdout.flush()
-        os._exit(code)  # a thread of the plugin's that hangs would be waited for
+        os._exit(code)  # what of the plugin's does not end would be waited for
     raise typer.Exit(code)

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -59,6 +60,7 @@ class Report:
         rules: what is expected, by rule.
         tries: how often it was run.
         skipped: what could not be tried, and why.
+        clinging: tasks that nothing ends. They are kept: whoever drops them has their code run, and maybe for ever.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class Report:
     rules: Mapping[str, str]
     tries: int = 0
     skipped: list[str] = field(default_factory=list)
+    clinging: list[asyncio.Task[Any]] = field(default_factory=list, repr=False)
     _found: dict[str, Finding] = field(default_factory=dict)
 
     @property

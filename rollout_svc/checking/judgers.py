@@ -60,6 +60,7 @@ _ODD: Final = {
     "blanks": " \n ",
     "nonsense": "\x00}{\\boxed{((( <tool_call>",
     "a long answer": "so then " * 2000,
+    "a number without an end": "7" * 5000,
     "letters of other tongues": "答案是四 ½ \U0001f600",
 }
 

@@ -15,7 +15,7 @@ _PARTS: Final = ("done", "expected", "happened", "where")
 
 def show_check(report: dict[str, Any]) -> None:
     """Print what was found, and whether anything was."""
-    console = Console()
+    console = Console(emoji=False)  # names of others are told as they are
     for finding in report["findings"]:
         if console.is_terminal:
             _show(console, finding)

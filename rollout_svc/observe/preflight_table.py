@@ -27,7 +27,7 @@ _LAUNCHED: Final = "launched with the service"
 
 def show_preflight(report: dict[str, Any]) -> None:
     """Print who answered what, the plan, and what would fail."""
-    console = Console()
+    console = Console(emoji=False)  # names of others are told as they are
     if console.is_terminal:
         _show_table(console, report["workers"])
     else:

@@ -15,7 +15,7 @@ _STYLE = {"ACTIVE": "green", "STARTING": "yellow", "DRAINING": "yellow"}
 
 def show_status(status: dict[str, Any]) -> None:
     """Print the record of `GET /v1/status`."""
-    console = Console()
+    console = Console(emoji=False)  # names of others are told as they are
     lanes = "  ".join(
         f"{name} {'open' if lane['open'] else 'closed'}, {lane['in_flight']} in flight"
         for name, lane in status["lanes"].items()
@@ -56,7 +56,7 @@ def _under_way(weights: dict[str, Any]) -> str:
 
 def show_report(report: dict[str, Any]) -> None:
     """Print a PauseReport."""
-    console = Console()
+    console = Console(emoji=False)  # names of others are told as they are
     word = "[green]clean[/green]" if report["clean"] else f"[red]{len(report['abandoned'])} abandoned[/red]"
     console.print(f"ticket {report['ticket']}  {word}  {report['elapsed_s']:.3f} s  {len(report['parked'])} parked")
     rungs = "  ".join(f"{rung['name']} {rung['at_s']:.3f} s ({rung['pending']})" for rung in report["rungs"])
@@ -77,7 +77,7 @@ def show_report(report: dict[str, Any]) -> None:
 
 def show_stuck(stuck: dict[str, Any]) -> None:
     """Print the record of `GET /v1/stuck`: a table on a terminal, elsewhere a line for each, nothing cut off."""
-    console = Console()
+    console = Console(emoji=False)  # names of others are told as they are
     counts = ", ".join(f"{number} {place}" for place, number in stuck["counts"].items()) or "nobody"
     summary = f"under way for over {stuck['older_than_s']:g} s: {counts}"
     if stuck["groups"]:

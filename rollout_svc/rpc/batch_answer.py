@@ -32,7 +32,8 @@ class EarlierSegment(Record):
     loss_mask: list[Literal[0, 1]]
     weight_versions: list[Span]
     reason: str
-    """Why another one began: `history_rewritten: …`, `asked_again`, `another_conversation`, or its agent's own word."""
+    """Why another one began: `history_rewritten: …`, `tools_changed`, `asked_again`, `another_conversation`, or its
+    agent's own word."""
 
 
 class SampleRecord(Record):

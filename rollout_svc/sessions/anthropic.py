@@ -240,8 +240,7 @@ def write_answer(answer: Answer, asked: Asked) -> dict[str, Any]:
     return {
         **_head(answer, asked),
         "content": [*_blocks(answer)],
-        "stop_reason": _STOP_REASONS[answer.end],
-        "stop_sequence": None,
+        **_ended(answer),
         "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.completion_tokens},
     }
 
@@ -254,13 +253,18 @@ def stream_answer(answer: Answer, asked: Asked) -> Iterator[bytes]:
     yield _event("ping")
     for index, block in enumerate(_blocks(answer)):
         yield from _streamed(index, block)
-    ended = {"stop_reason": _STOP_REASONS[answer.end], "stop_sequence": None}
-    yield _event("message_delta", delta=ended, usage={"output_tokens": answer.completion_tokens})
+    yield _event("message_delta", delta=_ended(answer), usage={"output_tokens": answer.completion_tokens})
     yield _event("message_stop")
 
 
 def _head(answer: Answer, asked: Asked) -> dict[str, Any]:
     return {"id": f"msg_{answer.answer_id}", "type": "message", "role": "assistant", "model": asked.model}
+
+
+def _ended(answer: Answer) -> dict[str, Any]:
+    if answer.stopped_by is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": answer.stopped_by}
+    return {"stop_reason": _STOP_REASONS[answer.end], "stop_sequence": None}
 
 
 def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:

@@ -93,6 +93,11 @@ class Branches:
             return Match(best.ids[: place.ids], place.messages, place.asking, current=False, tools=told)
         return Match(best.ids, place.messages, place.asking, best is self._all[-1], told, best)
 
+    def alike(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[int, bool]:
+        """How many messages a conversation has as one that is known, and whether that was told of the same tools."""
+        told = list(tools)
+        return max((_shared(branch.messages, messages), branch.tools == told) for branch in self._all)
+
     def spoke(
         self, asked: Sequence[Message], added: Sequence[int], said: Message, made: list[int], found: Match
     ) -> None:

@@ -53,6 +53,7 @@ class Answer(NamedTuple):
         end: why it ended.
         prompt_tokens: of the whole prefix.
         completion_tokens: of this turn.
+        stopped_by: of the texts that the client asked to stop at, the one that ended it; it is not in what was said.
     """
 
     answer_id: str
@@ -60,3 +61,4 @@ class Answer(NamedTuple):
     end: End
     prompt_tokens: int
     completion_tokens: int
+    stopped_by: str | None = None

@@ -163,7 +163,8 @@ class Session:
                 self.speaking = None
             made = turn.ids
             try:
-                said = self._read(await self._context.words.text(made), asked)
+                text, stopped_by = _up_to_stop(await self._context.words.text(made), asked.stop)
+                said = self._read(text, asked)
             except BaseException:
                 if not self._context.over:
                     self._context.take_back()
@@ -173,7 +174,7 @@ class Session:
             self._used()
             end: End = "tool_calls" if said.calls else "length" if turn.finish_reason == "length" else "stop"
             answer_id = f"{self.session_id}-{self.turns}"
-            return Answer(answer_id, said, end, prompt_tokens, len(made))
+            return Answer(answer_id, said, end, prompt_tokens, len(made), stopped_by if end == "stop" else None)
 
     def _read(self, text: str, asked: Asked) -> Said:
         """Read a turn as servers do: calls are for whoever gave tools, and one without a name is what it is, text."""
@@ -214,9 +215,12 @@ class Session:
     def _reason(self, found: Match, asked: Asked) -> str:
         if not len(self._branches):
             return "first"
-        if not found.known:
+        if found.asking:
+            return "asked_again"
+        alike, same_tools = self._branches.alike(asked.messages, asked.tools)
+        if all(message["role"] == "system" for message in asked.messages[:alike]):
             return "another_conversation"
-        return "asked_again" if found.asking else f"history_rewritten: message {found.known} of {len(asked.messages)}"
+        return f"history_rewritten: message {alike} of {len(asked.messages)}" if same_tools else "tools_changed"
 
     def _sampling(self, asked: Asked) -> SamplingConfig:
         """The task's settings are what is trained with; a client may ask for fewer tokens, and for more stops."""
@@ -238,3 +242,10 @@ class Session:
         self._used()
         self.reward = reward
         self.sample.meta = {**self.sample.meta, REPORTED: reward}
+
+
+def _up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    """Leave out the text that a client asked to stop at, as both APIs do; its ids stay those of the turn."""
+    found = [(place, stop) for stop in stops if (place := text.find(stop)) >= 0]
+    place, stop = min(found, default=(len(text), None))
+    return text[:place], stop

@@ -46,6 +46,7 @@ def test_a_program_is_tested_by_what_it_prints() -> None:
         ("def f(n): return n if n < 3 else 6", ASSERTS, 1.0),
         ("def f(n): return 2", ASSERTS, 0.5),
         ("def f(x): return x * x", CASES, 1.0),
+        ("1. So:\n   ```python\n   def f(x):\n       return x * x\n   ```\n2. That is all.", CASES, 1.0),
         ("def f(x):\n  print('loud')\n  return 4", CASES, 0.5),
         ("def g(x): return 4", CASES, 0.0),
         ("def f(:", CASES, 0.0),

@@ -75,6 +75,7 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
         ("(1, 2)", r"$(1, 2)$", 1.0),
         ("(1, 2)", r"$(2, 1)$", 0.0),
         ("7", "I do not know", 0.0),
+        pytest.param("7", "7" * 5000, 0.0, id="a number without an end"),
     ],
 )
 def test_answers_are_compared_by_worth(truth: Any, response: str, value: float) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from rollout_svc.errors import ConfigError
 from rollout_svc.observe.metrics import Metrics
-from rollout_svc.rpc import session_calls
+from rollout_svc.rpc import app, session_calls
 from rollout_svc.sessions import registry
+from rollout_svc.sessions.session import Session
 from tests.support.fake_sglang import FakeSGLang, Reply, Status
 from tests.support.session_site import SESSION, asked, ids, session_site
 from tests.support.stage import stage
@@ -151,6 +153,44 @@ async def test_what_a_turn_was_refused_for_is_told_in_the_words_of_its_api(monke
         assert '"error":{' in text.splitlines()[-2]
         site.engine.answer = lambda _: Reply(tokens=ids("yo"))
         assert await client.say("hi") == "yo"
+
+
+async def test_a_body_that_is_no_json_names_no_field() -> None:
+    """P35: as the control API says it."""
+    async with session_site() as site:
+        client = await site.taken()
+        url = f"{client.url}/sessions/{client.session_id}/v1/chat/completions"
+        async with client.http.post(url, data=b"{", headers=client.headers) as response:
+            error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, None)
+        assert error["message"].startswith("the body is not JSON: ")
+
+
+async def test_too_much_is_refused_in_the_words_of_its_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P34: a body beyond the bound, for either API."""
+    monkeypatch.setattr(app, "MAX_BODY_BYTES", 1024)
+    async with session_site() as site:
+        client = await site.taken()
+        big = {"messages": [{"role": "user", "content": "x" * 2048}]}
+        status, answer = await client.post(f"/sessions/{client.session_id}/v1/chat/completions", big)
+        assert (status, answer["error"]["type"], answer["error"]["code"]) == (413, "invalid_request_error", "too_large")
+        status, answer = await client.post(f"/sessions/{client.session_id}/v1/messages", big)
+        assert (status, answer["type"], answer["error"]["type"]) == (413, "error", "request_too_large")
+
+
+async def test_a_bug_is_told_in_the_words_of_its_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P4: as everything else that a client may meet."""
+    async with session_site() as site:
+        client = await site.taken()
+
+        async def broken(*_: Any) -> Any:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(Session, "turn", broken)
+        status, answer = await client.post(
+            f"/sessions/{client.session_id}/v1/messages", {"messages": [HI], "max_tokens": 5}
+        )
+        assert (status, answer["type"], answer["error"]["type"]) == (500, "error", "api_error")
 
 
 async def test_a_session_that_nobody_uses_ends_and_its_sample_is_made_again() -> None:

@@ -104,6 +104,14 @@ def test_an_answer_in_full() -> None:
     assert write_models("m")["data"][0]["id"] == "m"
 
 
+def test_a_text_that_was_stopped_at_is_named() -> None:
+    """Whole and as a stream, as the API has it."""
+    asked, answer = read(USER), answered("so")._replace(stopped_by="See:")
+    told = write_answer(answer, asked)
+    assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "See:")
+    assert together(stream_answer(answer, asked)) == told
+
+
 def test_nothing_at_all_is_a_block() -> None:
     """Clients look at the first one; a turn that only calls has none of text."""
     assert write_answer(answered(""), read(USER))["content"] == [{"type": "text", "text": ""}]

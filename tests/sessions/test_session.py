@@ -55,16 +55,61 @@ async def test_turns_grow_by_exact_ids() -> None:
     assert sample.earlier == []
 
 
+SYSTEM: dict[str, Any] = {"role": "system", "content": "be"}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+
+
 @virtual
-async def test_a_rewritten_history_begins_another_training_segment() -> None:
+@pytest.mark.parametrize(
+    ("messages", "tools", "reason"),
+    [
+        ((SYSTEM, USER, {"role": "assistant", "content": "YO"}, MORE), (), "history_rewritten: message 2 of 4"),
+        ((SYSTEM, USER, MORE), (), "history_rewritten: message 2 of 3"),
+        ((SYSTEM, USER, {"role": "assistant", "content": "yo"}, MORE), (TOOL,), "tools_changed"),
+        ((SYSTEM, USER), (TOOL,), "tools_changed"),
+        ((SYSTEM, USER), (), "asked_again"),
+        ((SYSTEM, MORE), (), "another_conversation"),
+        ((MORE,), (TOOL,), "another_conversation"),
+    ],
+)
+async def test_a_rewritten_history_begins_another_training_segment(
+    messages: tuple[dict[str, Any], ...], tools: tuple[dict[str, Any], ...], reason: str
+) -> None:
     """P6: with the reason; what was said before is kept as it was."""
     table = Table(words("yo"), words("ok"), on_pause="park")
     session = begin(table)
-    await session.turn(Asked((USER,)))
-    await session.turn(Asked((USER, {"role": "assistant", "content": "YO"}, MORE)))
+    await session.turn(Asked((SYSTEM, USER)))
+    await session.turn(Asked(messages, tools))
     [earlier] = table.sample.earlier
-    assert (earlier["response_ids"], earlier["reason"]) == (list(b"yo"), "another_conversation")
-    assert table.sample.prompt_ids == list(b"<u>hi;<a>YO;<u>on;<a>")
+    assert (earlier["response_ids"], earlier["reason"]) == (list(b"yo"), reason)
+    said = b"".join(f"<{one['role'][0]}>{one['content']};".encode() for one in messages)
+    assert table.sample.prompt_ids == [*said, *b"<a>"]
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("text", "told", "stopped_by"),
+    [("do\nSee:", "do\n", "See:"), ("do\nSee: i", "do\n", "See:"), ("See:", "", "See:"), ("done", "done", None)],
+    ids=["at its end", "within its last token", "at once", "not"],
+)
+async def test_a_text_that_a_client_stops_at_is_not_told(text: str, told: str, stopped_by: str | None) -> None:
+    """P6: as both APIs have it; its ids are the turn's, and the conversation goes on from them."""
+    table = Table(words(text), words("ok"), on_pause="park")
+    session = begin(table)
+    turn = await session.turn(Asked((USER,), stop=("never", "See:")))
+    assert (turn.said.content, turn.stopped_by, turn.end) == (told, stopped_by, "stop")
+    assert table.sample.response_ids == list(text.encode())
+    await session.turn(Asked((USER, turn.said.as_message(), MORE)))
+    assert table.asks()[1][0] == [*ASKED, *text.encode(), *b";<u>on;<a>"]
+    assert table.sample.earlier == []
+
+
+@virtual
+async def test_a_stop_of_the_task_is_told() -> None:
+    """It is no client's: what the model was trained to end with is its own words."""
+    table = Table(words("do\nSee:"), on_pause="park")
+    turn = await begin(table).turn(Asked((USER,)))
+    assert (turn.said.content, turn.stopped_by) == ("do\nSee:", None)
 
 
 @virtual

@@ -68,18 +68,20 @@ class JudgePool:
 
     def submit(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> TimedFuture:
         """Run `method(payload)` of the judger in a process; see `judging.ProcessRunner`."""
-        loop = asyncio.get_running_loop()
         key, body = self._described(spec, method), pickle.dumps(payload)
         number = next(self._numbers)
         job = Job(number, key, frames.call(number, key, body), timeout_s)
         future = TimedFuture(job.clock)
-        self._calls[number] = _Call(job, future)
         future.add_done_callback(lambda done: self._drop(number) if done.cancelled() else None)
-        self._lines.waiting.append(job)
-        if self._starting is None:
-            self._starting = loop.create_task(self._start(), name="judge-processes")
-        self._pump_soon()
+        self._wait(_Call(job, future))
         return future
+
+    def _wait(self, call: _Call) -> None:
+        self._calls[call.job.number] = call
+        self._lines.waiting.append(call.job)
+        if self._starting is None:
+            self._starting = _loop().create_task(self._start(), name="judge-processes")
+        self._pump_soon()
 
     async def close(self) -> None:
         """Kill what runs and end the processes; idempotent."""
@@ -120,11 +122,28 @@ class JudgePool:
 
     def _break(self, why: str) -> None:
         """Fail every call and let everything go; the next call starts again."""
-        calls, warden = self._calls, self._warden
+        calls = self._calls
+        self._drop_all()
+        _fail(calls.values(), why)
+
+    def _lose_warden(self, why: str) -> None:
+        """Fail the calls that ran, one of which may have done it, and have the others wait for another warden."""
+        calls = self._calls.values()
+        ran = [call for call in calls if call.job.begun is not None]
+        if not ran:  # nobody did it, and it may go on for ever
+            self._break(why)
+            return
+        others = [call for call in calls if call.job.begun is None]
+        self._drop_all()
+        _fail(ran, why)
+        for call in others:
+            self._wait(call)
+
+    def _drop_all(self) -> None:
+        warden = self._warden
         self._let_go()
         if warden is not None:
             self._ending = _loop().run_in_executor(None, wait_for, warden)
-        _fail(calls.values(), why)
 
     def _let_go(self) -> None:
         if self._control is not None:
@@ -146,7 +165,7 @@ class JudgePool:
             socket.send_fds(self._control, [b"F"], [theirs.fileno(), process.trace])
         except OSError as error:
             process.forget(_loop())
-            self._break(f"no judge process can be started: {error}")
+            self._lose_warden(f"no judge process can be started: {error}")
             return
         finally:
             theirs.close()
@@ -164,7 +183,7 @@ class JudgePool:
         except OSError:
             message = b""
         if not message:
-            self._break("its process was ended: what keeps the judge processes was killed")
+            self._lose_warden("its process was ended: what keeps the judge processes was killed")
             return
         word, *numbers = message.decode().split()
         if word == "P":
