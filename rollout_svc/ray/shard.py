@@ -20,7 +20,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rollout_svc.config import Config, Portion
-from rollout_svc.engines.ray_connection import first_line
 from rollout_svc.errors import RolloutError
 from rollout_svc.hosting import hosted
 from rollout_svc.ray.thread import Failure, ServiceThread
@@ -28,6 +27,7 @@ from rollout_svc.service import RolloutService
 from rollout_svc.sharding.local import answer, lease, ready_groups, records
 from rollout_svc.sharding.protocol import ShardLost
 from rollout_svc.sharding.split import ShardSettings, split
+from rollout_svc.tensors.ray_connection import first_line
 
 __all__ = ["RayLease", "RayShard", "ShardActor", "ray_shards"]
 

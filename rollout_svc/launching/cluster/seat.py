@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rollout_svc.engines.ray_connection import first_line
 from rollout_svc.launching.cluster.grouped import grouped
 from rollout_svc.launching.cluster.host import Place
 from rollout_svc.launching.launch import Launch, LaunchFailed
+from rollout_svc.tensors.ray_connection import first_line
 
 __all__ = ["RayProcess", "RaySeat", "result_of"]
 

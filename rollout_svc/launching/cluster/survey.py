@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollout_svc.config import Config, Resources
-from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.errors import Problem
 from rollout_svc.filtering.threads import CallThreads
 from rollout_svc.launching.cluster.placing import Layout, layout_of
 from rollout_svc.launching.cluster.room import Lack, fits, lacks, summed, worded
+from rollout_svc.tensors.ray_connection import connect, first_line
 
 __all__ = ["LOOK_S", "Survey", "lacking", "survey"]
 
