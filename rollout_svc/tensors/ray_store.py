@@ -9,6 +9,7 @@ Invariants:
   other way: Ray counts whoever has it then.
 - Freeing drops it: the object is gone then, or when the last array that was read from it is, and what reads it later.
 - What is copied into the store or looked at here is counted, in bytes, by the thread that did it: `touched`.
+- Every read has a bound: Ray itself waits for ever for what no node sends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,8 +26,10 @@ from rollout_svc.tensors.ray_connection import AUTO, JOIN_S, join
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-__all__ = ["InRay", "RayStore", "in_band", "touched"]
+__all__ = ["READ_S", "InRay", "RayStore", "in_band", "touched"]
 
+READ_S: Final = 60.0
+"""Seconds for a tensor to come from another node, where nobody says less: a GiB takes a few."""
 _TOUCHED: Counter[str] = Counter()
 
 
@@ -58,18 +61,26 @@ class InRay:
         """Bytes of the tensor; 0 once it was freed."""
         return 0 if self._reference is None else self._nbytes
 
-    def view(self) -> np.ndarray[Any, Any]:
+    def view(self, timeout_s: float = READ_S) -> np.ndarray[Any, Any]:
         """The tensor where it lies in this node's store; it cannot be written to. Blocks while it comes from another.
+
+        Args:
+            timeout_s: seconds until it has to be here.
 
         Raises:
             ValueError: it was freed.
+            TimeoutError: it did not come in time.
             ray.exceptions.RayError: the object was lost, with the node that had it.
         """
         import ray  # noqa: PLC0415 - takes a second to import: only for who uses it
 
         if self._reference is None:
             raise ValueError("the tensor was freed")
-        tensor: np.ndarray[Any, Any] = ray.get(self._reference)
+        try:
+            tensor: np.ndarray[Any, Any] = ray.get(self._reference, timeout=max(0.0, timeout_s))
+        except ray.exceptions.GetTimeoutError:
+            told = f"a tensor of {self._nbytes} bytes, {self.shape}, did not come from Ray's store"
+            raise TimeoutError(f"{told} within {timeout_s:.3g} s") from None
         _TOUCHED[threading.current_thread().name] += tensor.nbytes
         tensor.setflags(write=False)
         return tensor
