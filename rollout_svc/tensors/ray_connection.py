@@ -76,7 +76,8 @@ def check_reachable(address: str) -> None:
     try:
         socket.create_connection((place[2], int(place[3])), timeout=_REACH_S).close()
     except OSError as error:
-        raise ConnectionError(f"nobody listens at {address}: {error.strerror or error}") from error
+        kind = type(error) if isinstance(error, ConnectionError) else ConnectionError
+        raise kind(f"nobody listens at {address}: {error.strerror or error}") from error
     except (OverflowError, UnicodeError) as error:  # a port, or a name, that there cannot be
         raise ConnectionError(f"{address}: {error}") from error
 
