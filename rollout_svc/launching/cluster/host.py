@@ -27,6 +27,7 @@ from rollout_svc.launching.processes import LeashedProcess, ProcessLauncher
 __all__ = ["EngineHost", "Place"]
 
 _END_S: Final = 10.0  # seconds for a process that was killed to be gone
+_LAST_S: Final = 2.0  # seconds for Ray to end the actor
 _PORTS: Final = 64  # free ones that a host names: one engine at a time takes one
 
 
@@ -72,6 +73,7 @@ class EngineHost:
         if self._process is not None:
             self._process.kill()
             await asyncio.wait({self._process.ended}, timeout=_END_S)
+        await asyncio.sleep(_LAST_S)  # Ray ends it as well, where it can, and takes an end of its own for a crash
         os._exit(0)  # what may be left has a leash, which ends it now
 
     def _free(self, address: str) -> tuple[int, ...]:
