@@ -325,7 +325,7 @@ def test_keep_freezes_what_runs_and_nothing_is_made_twice(site: Site) -> None:
     """In mode keep every engine is frozen; nothing is aborted or sent again, and all of it ends after."""  # P8 P9 P10
     site.fill()
     begun = [engine.seen() for engine in site.engines]
-    report = site.pause(mode="keep")
+    report = site.pause(20.0, mode="keep")  # an engine has a part of it to confirm: two seconds at most
     assert (report["mode"], report["clean"], report["abandoned"]) == ("keep", True, [])
     held = [engine.running() for engine in site.engines]
     assert sum(held) == 64
