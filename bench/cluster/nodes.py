@@ -1,18 +1,13 @@
-"""A Ray cluster on this machine, for the length of a bench: raylets at loopback addresses of their own.
-
-- It has a home, a folder and a key of its own, so that others beside it are neither found nor touched.
-- Everything it started is gone when the block is over.
-"""
+"""The cluster of a bench: a head for the service, and nodes for engines, each with more processors than there are."""
 
 from __future__ import annotations
 
 import os
-import secrets
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.cluster import raylets
 from bench.process import cpu_time_s
 
 if TYPE_CHECKING:
@@ -52,45 +47,12 @@ def started(others: int) -> Iterator[Nodes]:
     Args:
         others: nodes for engines; each has one of what is called `seat`, the head has none.
     """
-    own = {
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])),
-    }
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as home:
-        before = dict(os.environ)  # a socket's path has 107 bytes: the folder's must be short
-        os.environ |= own | {"HOME": home, "RAY_TMPDIR": home}
-        try:
-            yield from _run(Path(home), others)
-        finally:
-            os.environ.clear()
-            os.environ |= before
-
-
-def _run(home: Path, others: int) -> Iterator[Nodes]:
-    import ray  # noqa: PLC0415 - as above
-    from ray.cluster_utils import Cluster  # noqa: PLC0415
-
-    head = _node(HEAD, {"head": 1000}) | {"include_dashboard": False, "temp_dir": str(home / "ray")}
-    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for number in range(others):
-            cluster.add_node(wait=False, **_node(f"127.0.2.{number + 2}", {"seat": 1000}))
-        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-        cluster.wait_for_nodes()
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    seats = [_node(f"127.0.2.{number + 2}", {"seat": 1000}) for number in range(others)]
+    with raylets.started(_node(HEAD, {"head": 1000}), seats, {"PYTHONPATH": path}) as cluster:
         yield Nodes(cluster)
-    finally:
-        ray.shutdown()
-        for node in [*cluster.worker_nodes, cluster.head_node]:
-            cluster.remove_node(node, allow_graceful=False)
 
 
-def _node(address: str, resources: dict[str, float]) -> dict[str, Any]:
+def _node(address: str, resources: dict[str, float]) -> raylets.Node:
     """Make a node with more processors than there are: what is measured waits for none."""
-    return {
-        "node_ip_address": address,
-        "num_cpus": 64,
-        "resources": resources,
-        "object_store_memory": STORE_BYTES,
-    }
+    return raylets.Node(address, 64, resources, STORE_BYTES)

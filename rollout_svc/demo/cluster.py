@@ -13,14 +13,11 @@ import contextlib
 import importlib.util
 import os
 import secrets
-import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 from rollout_svc.demo.stage import ENGINES, START_TIMEOUT_S, Stage, engine_arguments
-from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.errors import Problem, RolloutError
-from rollout_svc.tensors.ray_store import check_reachable
+from rollout_svc.tensors.ray_connection import AUTO, check_reachable, first_line, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,10 +33,7 @@ __all__ = ["ClusterFailed", "RayStage", "cluster_problems", "cluster_stage", "la
 
 ANSWER_S: Final = 30.0
 """For an answer to come over Ray, on top of what the call may take: it takes milliseconds."""
-JOIN_S: Final = 60.0
-"""For a cluster to take this process in: it takes a few seconds."""
 _OWN_CPUS: Final = ENGINES + 2  # what the node of its own says it has: each engine holds one
-_FOUND: Final = "auto"  # a cluster that Ray finds by itself
 
 
 class ClusterFailed(RolloutError):
@@ -94,12 +88,12 @@ def cluster_problems(options: DemoOptions) -> list[Problem]:
         return []
     if address.startswith("ray://"):
         return [Problem("--address", f"{address} is of Ray's client: give the cluster's own, HOST:PORT")]
-    if address != _FOUND and not address.rpartition(":")[2].isdigit():
-        return [Problem("--address", f"expected HOST:PORT, or {_FOUND}, got {address}")]
+    if address != AUTO and not address.rpartition(":")[2].isdigit():
+        return [Problem("--address", f"expected HOST:PORT, or {AUTO}, got {address}")]
     try:
         check_reachable(address)
-    except OSError as error:
-        return [Problem("--address", f"nobody listens at {address}: {error.strerror or error}")]
+    except ConnectionError as error:
+        return [Problem("--address", str(error))]
     return []
 
 
@@ -169,28 +163,14 @@ def _joined(address: str) -> Iterator[None]:
     """Be a driver of the cluster for as long as the block lasts."""
     import ray  # noqa: PLC0415 - takes a second
 
-    joined: Future[None] = Future()
-    threading.Thread(target=_join, args=(address, joined), name="join", daemon=True).start()
     try:
-        joined.result(JOIN_S)
-    except TimeoutError as error:
-        raise ClusterFailed(f"cannot join the cluster at {address}: no answer within {JOIN_S:g} s") from error
-    except Exception as error:
-        raise ClusterFailed(f"cannot join the cluster at {address}: {first_line(error)}") from error
+        join(address)
+    except ConnectionError as error:
+        raise ClusterFailed(f"cannot join the cluster: {error}") from error
     try:
         yield
     finally:
         ray.shutdown()
-
-
-def _join(address: str, joined: Future[None]) -> None:
-    """Join, in a thread that nobody waits for: Ray goes on trying for as long as something else listens there."""
-    try:
-        connect(address)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, whoever waits is told
-        joined.set_exception(error)
-    else:
-        joined.set_result(None)
 
 
 @contextlib.contextmanager

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.errors import SampleFailure
 from rollout_svc.filtering.threads import CallThreads, NoThread
+from rollout_svc.tensors.ray_connection import connect, first_line
 
 __all__ = ["FETCH_S", "ExpertKeys"]
 

@@ -25,7 +25,7 @@ from rollout_svc.packing.batch import pack as pack_tensors
 from rollout_svc.packing.reading import read_batch
 from rollout_svc.ray.acks import acks_of
 from rollout_svc.tensors import Loan, ReadHandle
-from rollout_svc.tensors.ray_store import InRay, RayStore
+from rollout_svc.tensors.ray_store import READ_S, InRay, RayStore
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +157,7 @@ class Encoded:
 class TakenBatch(dict[str, Any]):
     """The record of a batch, as the control API answers it, with its heavy tensors beside it."""
 
-    def __init__(self, record: Mapping[str, Any], experts: dict[str, InRay], loan: Loan) -> None:
+    def __init__(self, record: Mapping[str, Any], experts: dict[str, InRay], loan: TimedLoan) -> None:
         super().__init__(record)
         self._experts = experts
         self._loan = loan
@@ -172,7 +172,10 @@ class TakenBatch(dict[str, Any]):
         """
         if self._loan.ended_by is not None:
             raise SpentHandle(f"routed experts of batch {self['batch_id']} were asked for after {self._loan.ended_by}")
-        return {name: ReadHandle(name, Borrowed(name, stored), self._loan) for name, stored in self._experts.items()}
+        until = self._loan.expires_at
+        return {
+            name: ReadHandle(name, Borrowed(name, stored, until), self._loan) for name, stored in self._experts.items()
+        }
 
     def end(self, by: str) -> None:
         """End its loan, and let go of its tensors; called for whoever acknowledges it."""
@@ -188,20 +191,29 @@ class TakenBatch(dict[str, Any]):
 class Borrowed:
     """One sample's tensor, where it lies; `ReadHandle` reads it."""
 
-    __slots__ = ("_name", "_stored", "nbytes", "shape")
+    __slots__ = ("_name", "_stored", "_until", "nbytes", "shape")
 
-    def __init__(self, name: str, stored: InRay) -> None:
+    def __init__(self, name: str, stored: InRay, until: float) -> None:
+        """Make one of what is lent until `until`, wall-clock seconds since the epoch."""
         self.nbytes = stored.nbytes
         self.shape = stored.shape
         self._name = name
         self._stored = stored
+        self._until = until
 
     def read(self) -> Any:
-        """The tensor; raises SpentHandle where it was given up, or lost with the service."""
+        """The tensor.
+
+        Raises:
+            SpentHandle: it was given up, or lost with the service.
+            TimeoutError: it did not come while it was lent.
+        """
         import ray  # noqa: PLC0415 - as above
 
         try:
-            return self._stored.view()
+            return self._stored.view(min(READ_S, self._until - time.time()))
+        except TimeoutError as error:
+            raise TimeoutError(f"routed experts of {self._name}: {error}") from None
         except ValueError as error:
             raise SpentHandle(f"routed experts of {self._name} were read after they were given up") from error
         except ray.exceptions.ObjectLostError as error:
@@ -220,18 +232,18 @@ class Borrowed:
 class TimedLoan(Loan):
     """A loan that ends by itself."""
 
-    __slots__ = ("_batch_id", "_expires_at")
+    __slots__ = ("_batch_id", "expires_at")
 
     def __init__(self, batch_id: str, expires_at: float) -> None:
         """Make one that ends at `expires_at`, wall-clock seconds since the epoch."""
         super().__init__()
         self._batch_id = batch_id
-        self._expires_at = expires_at
+        self.expires_at = expires_at
 
     @property
     def ended_by(self) -> str | None:
         """What ended it; None: it is in force."""
-        if self._ended_by is None and time.time() >= self._expires_at:
+        if self._ended_by is None and time.time() >= self.expires_at:
             self.end(f"the lease of batch {self._batch_id} ended")
         return self._ended_by
 

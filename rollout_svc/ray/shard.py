@@ -20,14 +20,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rollout_svc.config import Config, Portion
-from rollout_svc.engines.ray_connection import first_line
 from rollout_svc.errors import RolloutError
 from rollout_svc.hosting import hosted
+from rollout_svc.ray.lasting import stop_s
 from rollout_svc.ray.thread import Failure, ServiceThread
 from rollout_svc.service import RolloutService
 from rollout_svc.sharding.local import answer, lease, ready_groups, records
 from rollout_svc.sharding.protocol import ShardLost
 from rollout_svc.sharding.split import ShardSettings, split
+from rollout_svc.tensors.ray_connection import first_line
 
 __all__ = ["RayLease", "RayShard", "ShardActor", "ray_shards"]
 
@@ -37,7 +38,7 @@ _GROUPS: Final = {"control": 64, "waiting": 256}  # calls that are answered at o
 _WAITING: Final = ("ready_groups", "wait")
 _ANSWER_S: Final = 30.0  # seconds for what a shard answers as soon as it can
 _MARGIN_S: Final = 10.0  # seconds beyond the time that a call was given
-_STOP_S: Final = 15.0  # seconds beyond the pause deadline for a shard to stop
+_STOP_S: Final = 5.0  # seconds beyond what its service may take for an actor to hear of its stop, and to answer
 
 
 class Told(NamedTuple):
@@ -250,7 +251,7 @@ class RayShard:
         reference = self.actor.stop.remote()
         waiting = asyncio.wrap_future(reference.future())
         try:
-            await asyncio.wait({waiting}, timeout=self._config.pause.deadline_s + _STOP_S)
+            await asyncio.wait({waiting}, timeout=stop_s(self._config) + _STOP_S)
         finally:
             waiting.cancel() if not waiting.done() else waiting.exception()
             ray.kill(self.actor, no_restart=True)

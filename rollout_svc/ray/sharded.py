@@ -19,7 +19,6 @@ import structlog
 
 from rollout_svc.assembly import prepare
 from rollout_svc.config import ClusterConfig, Config
-from rollout_svc.engines.ray_connection import connect
 from rollout_svc.errors import Conflict, NotNow
 from rollout_svc.events import EventBus
 from rollout_svc.observe.log_events import log_events
@@ -32,6 +31,7 @@ from rollout_svc.rpc.server import serve_http
 from rollout_svc.service import RolloutService
 from rollout_svc.sharding.coordinator import Coordinator
 from rollout_svc.sharding.protocol import ShardLost
+from rollout_svc.tensors.ray_connection import join
 
 __all__ = ["coordinator_of", "hosted_shards", "pack_shards"]
 
@@ -59,7 +59,7 @@ async def hosted_shards(
     """
     prepare(config)
     cluster = config.cluster or ClusterConfig()
-    await asyncio.to_thread(connect, cluster.address)
+    await asyncio.to_thread(join, cluster.address)
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
     log_events(bus, level)
     async with ray_shards(config) as shards:

@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from rollout_svc.config import Config
 from rollout_svc.configfile import config_from_mapping, load_config
-from rollout_svc.engines.ray_connection import first_line
 from rollout_svc.errors import ConfigError, Conflict, NotFound, RolloutError
 from rollout_svc.ray.actor import BATCHES, GROUPS, WAITING, ServiceActor
 from rollout_svc.ray.handle import CALLS, RolloutHandle
+from rollout_svc.ray.joining import join_cluster, named_in
 from rollout_svc.startup import StartFailed, StartTimeout
+from rollout_svc.tensors.ray_connection import first_line
 
 __all__ = ["connect", "start", "stop"]
 
@@ -44,19 +45,20 @@ def start(
     timeout_s: float | None = None,
     **options: Any,
 ) -> RolloutHandle:
-    """Start the service as a named actor. Ray has to be initialised in this process.
+    """Start the service as a named actor; a process that is in no cluster joins the one that is configured.
 
     Args:
         config: a file, its content, or the settings.
         name: of the actor.
-        namespace: in which it has that name; None: `cluster.namespace`.
+        namespace: in which it and its engines have their names; None: `cluster.namespace`, and nothing else where
+            that is given.
         detached: whether it outlives the job that started it; then it ends with `stop` alone.
         wait: until its engines are there; False: until its control API is, and `ready` says the rest.
         timeout_s: how long to wait for all of it; None: `start_timeout_s`, and as long as an actor takes to start.
         options: of the actor, as Ray's `options` takes them (`num_cpus`, `resources`, `scheduling_strategy`, …).
 
     Raises:
-        ConfigError: it cannot be used, or is for no cluster; nothing is left.
+        ConfigError: it cannot be used, or is for no cluster, or for another than this process is in; nothing is left.
         Conflict: `name_taken`: there is an actor of that name.
         StartFailed: engines did not come up, the actor ended, or the cluster has no place for it; nothing is left.
     """
@@ -65,7 +67,8 @@ def start(
     settings = _read(config)
     if settings.cluster is None:
         raise ConfigError.at("cluster", "is required to run on Ray: `cluster: ray`")
-    namespace = namespace or settings.cluster.namespace
+    join_cluster(settings.cluster)
+    settings, namespace = named_in(settings, settings.cluster, namespace)
     restarts = 0 if settings.buffer.path is None else -1
     named = {"name": name, "namespace": namespace, "max_restarts": restarts} | options
     if detached:

@@ -26,8 +26,8 @@ from rollout_svc.config import Config
 from rollout_svc.errors import NotNow
 from rollout_svc.hosting import calm_collector, hosted
 from rollout_svc.loop import new_event_loop
+from rollout_svc.ray.lasting import stop_s
 from rollout_svc.service import RolloutService
-from rollout_svc.shutdown import STOP_MARGIN_S
 from rollout_svc.startup import StartFailed
 
 __all__ = ["THREAD", "Failure", "Host", "ServiceThread"]
@@ -78,7 +78,7 @@ class ServiceThread:
             StartFailed: it was not made in time.
         """
         self.ready: Future[str] = Future()
-        self.stop_s = config.pause.deadline_s + 2 * STOP_MARGIN_S
+        self.stop_s = stop_s(config)
         self._host = host or (lambda config: hosted(config, "info", address=address))
         self._made: Future[tuple[RolloutService, str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._ended: Future[None] = Future()

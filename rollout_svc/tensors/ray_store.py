@@ -9,30 +9,27 @@ Invariants:
   other way: Ray counts whoever has it then.
 - Freeing drops it: the object is gone then, or when the last array that was read from it is, and what reads it later.
 - What is copied into the store or looked at here is counted, in bytes, by the thread that did it: `touched`.
-- Connecting ends, whatever is at the address: Ray itself goes on trying for as long as nobody answers there.
+- Every read has a bound: Ray itself waits for ever for what no node sends.
 """
 
 from __future__ import annotations
 
-import re
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rollout_svc.tensors.ray_connection import AUTO, JOIN_S, join
+
 if TYPE_CHECKING:
     from ray import ObjectRef
 
-__all__ = ["InRay", "RayStore", "check_reachable", "in_band", "touched"]
+__all__ = ["READ_S", "InRay", "RayStore", "in_band", "touched"]
 
-CONNECT_S: Final = 60.0
-"""Seconds for a cluster to take this process in; it takes a few."""
-_REACH_S: Final = 5.0  # seconds for a cluster to take a connection
-_PLACE: Final = re.compile(r"(?:ray://)?([^:/]+):(\d+)")
+READ_S: Final = 60.0
+"""Seconds for a tensor to come from another node, where nobody says less: a GiB takes a few."""
 _TOUCHED: Counter[str] = Counter()
 
 
@@ -64,18 +61,26 @@ class InRay:
         """Bytes of the tensor; 0 once it was freed."""
         return 0 if self._reference is None else self._nbytes
 
-    def view(self) -> np.ndarray[Any, Any]:
+    def view(self, timeout_s: float = READ_S) -> np.ndarray[Any, Any]:
         """The tensor where it lies in this node's store; it cannot be written to. Blocks while it comes from another.
+
+        Args:
+            timeout_s: seconds until it has to be here.
 
         Raises:
             ValueError: it was freed.
+            TimeoutError: it did not come in time.
             ray.exceptions.RayError: the object was lost, with the node that had it.
         """
         import ray  # noqa: PLC0415 - takes a second to import: only for who uses it
 
         if self._reference is None:
             raise ValueError("the tensor was freed")
-        tensor: np.ndarray[Any, Any] = ray.get(self._reference)
+        try:
+            tensor: np.ndarray[Any, Any] = ray.get(self._reference, timeout=max(0.0, timeout_s))
+        except ray.exceptions.GetTimeoutError:
+            told = f"a tensor of {self._nbytes} bytes, {self.shape}, did not come from Ray's store"
+            raise TimeoutError(f"{told} within {timeout_s:.3g} s") from None
         _TOUCHED[threading.current_thread().name] += tensor.nbytes
         tensor.setflags(write=False)
         return tensor
@@ -109,7 +114,7 @@ class RayStore:
 
     name = "ray"
 
-    def __init__(self, address: str = "auto", *, timeout_s: float = CONNECT_S) -> None:
+    def __init__(self, address: str = AUTO, *, timeout_s: float = JOIN_S) -> None:
         """Connect to a cluster, unless this process is connected already; takes seconds.
 
         Args:
@@ -117,18 +122,9 @@ class RayStore:
             timeout_s: seconds until it has to be connected.
 
         Raises:
-            OSError: there is none, or it does not answer.
+            ConnectionError: there is none, or it does not answer.
         """
-        try:
-            import ray  # noqa: PLC0415
-        except ImportError as error:
-            raise ConnectionError("Ray is not installed here") from error
-        if not ray.is_initialized():
-            try:
-                check_reachable(address)
-            except OSError as error:
-                raise ConnectionError(f"nobody listens at {address}: {error}") from error
-            _connect(address, timeout_s)
+        join(address, timeout_s)
 
     def put(self, tensor: np.ndarray[Any, Any]) -> InRay:
         """Copy a tensor there.
@@ -143,38 +139,3 @@ class RayStore:
 
     def close(self) -> None:
         """Nothing is held here; the connection is the process's."""
-
-
-def check_reachable(address: str) -> None:
-    """Raise OSError where nobody listens: Ray would go on trying."""
-    place = _PLACE.fullmatch(address)
-    if place is None:
-        return
-    try:
-        socket.create_connection((place[1], int(place[2])), timeout=_REACH_S).close()
-    except (OverflowError, UnicodeError) as error:  # a port, or a name, that there cannot be
-        raise ConnectionError(f"{address}: {error}") from error
-
-
-def _connect(address: str, timeout_s: float) -> None:
-    """Connect, in a thread that nobody joins: where it hangs it holds up neither the caller nor the process's end."""
-    done: Future[None] = Future()
-
-    def connect() -> None:
-        import ray  # noqa: PLC0415
-
-        try:
-            ray.init(address=address, log_to_driver=False, configure_logging=False)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, whoever waits is told
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    threading.Thread(target=connect, name="ray-connect", daemon=True).start()
-    try:
-        done.result(timeout_s)
-    except TimeoutError as error:
-        raise ConnectionError(f"no Ray cluster at {address} answered within {timeout_s:g} s") from error
-    except (RuntimeError, ValueError) as error:  # Ray's own words for what it cannot make use of
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConnectionError(f"{address}: {told[0]}") from error

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.filtering.threads import CallThreads, NoThread
 from rollout_svc.launching import LaunchFailed
+from rollout_svc.tensors.ray_connection import connect, first_line
 from rollout_svc.workers.placement import PlacementGroup, group_named
 
 __all__ = ["RayGroups"]

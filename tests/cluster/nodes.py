@@ -9,13 +9,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
+
+from bench.cluster import raylets
 
 __all__ = ["HEAD", "OTHERS", "Nodes", "started"]
 
@@ -47,7 +46,7 @@ class Nodes:
         """Add a node; returns it, with its `node_ip_address`. Its GPUs are so in name only."""
         address = f"127.0.1.{self._next}"
         self._next += 1
-        return self._cluster.add_node(wait=True, num_gpus=gpus, **_node(address, cpus, resources))
+        return self._cluster.add_node(wait=True, **_node(address, cpus, resources, gpus).arguments())
 
     def lose(self, node: Any) -> None:
         """End a node as a power cut does; idempotent."""
@@ -71,43 +70,15 @@ def _raylet(node: Any) -> Any:
     return node.all_processes["raylet"][0].process
 
 
-def _node(address: str, cpus: float, resources: dict[str, float]) -> dict[str, Any]:
-    held = {f"at-{address}": 1.0, **resources}
-    return {"node_ip_address": address, "num_cpus": cpus, "resources": held, "object_store_memory": _STORE_BYTES}
+def _node(address: str, cpus: float, resources: dict[str, float], gpus: int = 0) -> raylets.Node:
+    return raylets.Node(address, cpus, {f"at-{address}": 1.0, **resources}, _STORE_BYTES, gpus)
 
 
 @contextmanager
 def started() -> Iterator[Nodes]:
     """Start a cluster of four nodes, and connect to it; ended with everything that runs there."""
-    own = {
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns that this will change, an error in tests
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as home:
-        before = dict(os.environ)
-        os.environ |= own | {"HOME": home, "RAY_TMPDIR": home}
-        try:
-            yield from _run(Path(home))
-        finally:
-            os.environ.clear()
-            os.environ |= before
-
-
-def _run(home: Path) -> Iterator[Nodes]:
-    import ray
-    from ray.cluster_utils import Cluster
-
-    head = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": 0, "_system_config": _HEALTH}
-    cluster = Cluster(initialize_head=True, head_node_args=_node(HEAD, 4, {}) | head | {"temp_dir": str(home / "ray")})
-    try:
-        for address in OTHERS:
-            cluster.add_node(wait=False, **_node(address, 4, {}))
+    how = {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": 0, "_system_config": _HEALTH}
+    others = [_node(address, 4, {}) for address in OTHERS]
+    with raylets.started(_node(HEAD, 4, {}), others, {}, **how) as cluster:
         os.environ["RAY_ADDRESS"] = cluster.address  # else Ray's state API asks whichever cluster was started last
-        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-        cluster.wait_for_nodes()
         yield Nodes(cluster)
-    finally:
-        ray.shutdown()
-        for node in [*cluster.worker_nodes, cluster.head_node]:
-            cluster.remove_node(node, allow_graceful=False)

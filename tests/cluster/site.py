@@ -21,6 +21,7 @@ import orjson
 from tests.cluster.configs import lines, service
 from tests.cluster.leftovers import until
 from tests.cluster.nodes import HEAD, OTHERS
+from tests.support.session_site import SESSION, TEMPLATE
 
 __all__ = ["DEADLINE_S", "RAY_S", "SLACK_S", "Engine", "Site", "chaos", "config_of", "four", "started_site"]
 
@@ -42,13 +43,14 @@ def chaos(at: str | None = None, *arguments: str, **launch: Any) -> dict[str, An
 
 
 def config_of(ways: Path, *workers: dict[str, Any], groups: int = 32, **sections: Any) -> dict[str, Any]:
-    """Make a configuration with three tasks: `t` of one turn, `tool` that parks, `clings` that does not leave."""
+    """Make a configuration: task `t` of one turn, `tool` that parks, `clings` that does not leave, `chat` over HTTP."""
     plugins = "tests.cluster.plugins"
     judger = {"path": f"{plugins}:Judge", "ways": str(ways), "timeout_s": 60}
     agents = {
         "t": {"name": "single_turn"},
         "tool": {"path": f"{plugins}:ToolUser", "ways": str(ways)},
         "clings": {"path": f"{plugins}:Clinging", "ways": str(ways)},
+        "chat": {"path": SESSION},
     }
     made = {
         "tasks": [
@@ -58,6 +60,8 @@ def config_of(ways: Path, *workers: dict[str, Any], groups: int = 32, **sections
         "trainer": {"train_batch_size": groups, "prompt_repeat_k": GROUP_SIZE, "over_sample_threshold": 0.0},
         "pause": {"deadline_s": DEADLINE_S, "quarantine_s": 1.0, "abort_interval_s": 1.0},
         "cluster": {"kind": "ray", "strategy": "spread"},
+        "tokenizer": {"path": "bytes", "chat_template": TEMPLATE},
+        "sessions": {"hold_s": 0.5},
     }
     return service(*workers, **(made | sections))
 
@@ -87,9 +91,9 @@ class Engine:
         """Wait until so many generations run there, by its own count."""
         return int(self._ask("GET", f"/chaos/running?least={least}&most={most}", None)["running"])
 
-    def seen(self) -> dict[str, list[float]]:
-        """What reached it: `prompts` by length, and the moments of aborts."""
-        answer: dict[str, list[float]] = self._ask("GET", "/chaos/seen", None)
+    def seen(self) -> dict[str, Any]:
+        """What reached it: `prompts` by length, the moments of aborts, and whether it is frozen."""
+        answer: dict[str, Any] = self._ask("GET", "/chaos/seen", None)
         return answer
 
     def kill(self) -> None:
@@ -152,7 +156,7 @@ class Site:
         assert report["elapsed_s"] <= deadline_s + SLACK_S, report
         assert report["caller_s"] <= deadline_s + SLACK_S + RAY_S, report
         balanced(report["ledger"])
-        for tally in report["workers"].values():
+        for tally in report["workers"].values() if report["mode"] != "keep" else ():
             assert tally["in_flight"] == tally["answered"] + tally["cancelled"], report
         return report
 
@@ -163,8 +167,12 @@ class Site:
 
     def put(self, count: int, task: str = "t") -> None:
         """Give it prompts that it never had before."""
-        assert self.call("put_prompts", task, lines(count, self._given)) == {"accepted": count}
-        self._given += count
+        self.give(lines(count, self._given), task)
+
+    def give(self, prompts: list[dict[str, Any]], task: str) -> None:
+        """Give it these, which it never had before."""
+        assert self.call("put_prompts", task, prompts) == {"accepted": len(prompts)}
+        self._given += len(prompts)
 
     def take(self, groups: int, timeout_s: float = CALL_S) -> dict[str, Any]:
         """Take a batch, all of it complete."""

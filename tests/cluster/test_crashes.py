@@ -194,7 +194,7 @@ def test_nothing_is_left_after_a_stop(nodes: Nodes, tmp_path: Path) -> None:
     with started_site("stops", ways, config_of(ways, *two())) as site:
         site.hold()
         site.fill(PROMPTS)
-        assert len(engine_processes()) == 4
+        assert len(engine_processes()) == 6, "two engines, each on a leash, with a process between it and its actor"
         began = time.monotonic()
     nothing_left(before)
     show("stop", {"nothing_left_s": round(time.monotonic() - began, 2)})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.agent import Agent
 from tests.cluster.figures import show
 from tests.cluster.leftovers import until
 from tests.cluster.nodes import Nodes
@@ -317,6 +318,60 @@ def test_wait_lets_what_runs_finish(site: Site) -> None:
     assert sum(len(engine.seen()["prompts"]) for engine in site.engines) == begun
     assert site.groups("aborted") == 0
     assert site.groups("ready") > 0
+
+
+@pytest.mark.timeout(120)
+def test_keep_freezes_what_runs_and_nothing_is_made_twice(site: Site) -> None:
+    """In mode keep every engine is frozen; nothing is aborted or sent again, and all of it ends after."""  # P8 P9 P10
+    site.fill()
+    begun = [engine.seen() for engine in site.engines]
+    report = site.pause(20.0, mode="keep")  # an engine has a part of it to confirm: two seconds at most
+    assert (report["mode"], report["clean"], report["abandoned"]) == ("keep", True, [])
+    held = [engine.running() for engine in site.engines]
+    assert sum(held) == 64
+    assert [tally["in_flight"] for tally in report["workers"].values()] == held
+    for engine in site.engines:
+        engine.command(delay_s=0.0)  # whatever is not frozen is answered now
+    site.put(4)
+    assert all(engine.seen()["frozen"] for engine in site.engines)
+    assert [engine.running() for engine in site.engines] == held
+    assert site.groups("ready") == 0
+    site.resume()
+    batch = site.take(32)
+    assert {len(sample["response_ids"]) for group in batch["groups"] for sample in group["samples"]} == {16}
+    for engine, before in zip(site.engines, begun, strict=True):
+        after = engine.seen()
+        assert (after["frozen"], after["aborted_at"]) == (False, before["aborted_at"])
+        assert 12 not in after["prompts"][len(before["prompts"]) :], "a request that was sent again brings 8 tokens"
+
+
+@pytest.mark.timeout(120)
+def test_an_agent_over_http_never_sees_a_cut_turn(site: Site) -> None:
+    """Its turn is answered whole, after the pause; one that it asks for meanwhile is refused with 503."""  # P15
+    url: str = site.call("ready")
+    site.give([{"id": "chat", "messages": [{"role": "user", "content": "hi"}]}], "chat")
+    first, second = Agent(url), Agent(url)
+    with ThreadPoolExecutor() as pool:
+        going = pool.submit(first.turn)
+        until(lambda: sum(engine.running() for engine in site.engines) == 1, "its turn runs")
+        report = site.pause()
+        assert report["clean"]
+        assert len(report["parked"]) == 2, "the one whose turn was cut, and the one that has not asked yet"
+        status, answer, again_s = second.turn()
+        assert (status, again_s) == (503, "1"), answer
+        assert "paused" in answer["error"]["message"]
+        assert not going.done(), "a cut turn is no answer"
+        site.resume()
+        for engine in site.engines:
+            engine.command(delay_s=0.0)
+        status, answer, _ = going.result(30)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 8 + 16)
+    status, answer, _ = second.turn()
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 16)
+    first.end()
+    second.end()
+    [group] = site.take(1)["groups"]
+    assert sorted(len(sample["response_ids"]) for sample in group["samples"]) == [16, 8 + 16]
 
 
 @pytest.mark.timeout(300)

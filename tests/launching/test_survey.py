@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from rollout_svc.config import Config, Resources
 from rollout_svc.launching.cluster.placing import Layout
-from rollout_svc.launching.cluster.survey import lacking, survey, wanted
+from rollout_svc.launching.cluster.room import summed
+from rollout_svc.launching.cluster.survey import lacking, survey
 
 NAMES = st.sampled_from(["CPU", "GPU", "at-1"])
 BUNDLES = st.lists(st.dictionaries(NAMES, st.sampled_from([0.1, 0.5, 1.0, 4.0]), min_size=1), min_size=1, max_size=6)
@@ -30,7 +31,7 @@ def test_what_can_be_placed_is_let_through(bundles: list[Resources], strategy: s
     else:
         places = [data.draw(st.integers(0, 2)) for _ in bundles]
     count = max(3, len(bundles))
-    nodes = [wanted([b for b, at in zip(bundles, places, strict=True) if at == node]) for node in range(count)]
+    nodes = [summed([b for b, at in zip(bundles, places, strict=True) if at == node]) for node in range(count)]
     assert lacking(nodes, layout(*bundles, strategy=strategy)) == []
 
 
@@ -39,7 +40,7 @@ def test_an_engine_that_no_node_can_hold_is_named(bundles: list[Resources], chos
     """By its place in the configuration, with what it wants."""
     chosen %= len(bundles)
     bundles[chosen] = bundles[chosen] | {"GPU": 64.0}
-    problems = lacking([wanted(bundles) | {"GPU": 8.0}] * 9, layout(*bundles))
+    problems = lacking([summed(bundles) | {"GPU": 8.0}] * 9, layout(*bundles))
     assert [problem.path for problem in problems] == [f"workers.{chosen}.launch.resources"]
     assert "GPU 64" in problems[0].message
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.cluster import raylets
 from rollout_svc.events import EngineExited
 from rollout_svc.launching import LaunchFailed
 from rollout_svc.workers.placement_groups import RayGroups
@@ -31,18 +31,12 @@ BYTES = 80 * 2**20  # of each node's object store: the least that Ray takes
 def start(home: Path) -> Any:
     """Start the nodes and make the group, as a trainer that then goes on without us."""
     import ray
-    from ray.cluster_utils import Cluster
     from ray.util.placement_group import placement_group
 
-    def node(address: str) -> dict[str, Any]:
-        held = {f"at-{address}": 1.0, DEVICE: 1.0}
-        return {"node_ip_address": address, "num_cpus": 2, "resources": held, "object_store_memory": BYTES}
+    def node(address: str) -> raylets.Node:
+        return raylets.Node(address, 2, {f"at-{address}": 1.0, DEVICE: 1.0}, BYTES)
 
-    head = {"include_dashboard": False, "temp_dir": str(home / "ray")}
-    cluster = Cluster(initialize_head=True, head_node_args=node(HEAD) | head)
-    for address in OTHERS:
-        cluster.add_node(wait=False, **node(address))
-    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    cluster = raylets.start(home, node(HEAD), [node(address) for address in OTHERS])
     bundles = [{"CPU": 0.5, f"at-{address}": 0.1} for address in PLACES]
     for bundle in bundles[:-1]:
         bundle[DEVICE] = 1.0
@@ -50,15 +44,6 @@ def start(home: Path) -> Any:
     assert group.wait(20)
     ray.shutdown()
     return cluster
-
-
-def end(cluster: Any) -> None:
-    """End the nodes, the head last, without waiting for what they have to say."""
-    import ray
-
-    ray.shutdown()
-    for node in [*cluster.worker_nodes, cluster.head_node]:
-        cluster.remove_node(node, allow_graceful=False)
 
 
 def engine(folder: Path, name: str, bundles: tuple[int, ...]) -> dict[str, Any]:
@@ -88,11 +73,9 @@ async def look(folder: Path, address: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     home = Path(sys.argv[1])
-    os.environ |= {"HOME": str(home), "RAY_TMPDIR": str(home), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    # Whoever has a cluster in this process's parent may have passed its mode on, and its token lies in another home.
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ |= raylets.environment_of(str(home))
     started = start(home)
     try:
         print(json.dumps(asyncio.run(look(home, started.address))))  # noqa: T201 - what the test reads
     finally:
-        end(started)
+        raylets.end(started)

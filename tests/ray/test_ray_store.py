@@ -1,11 +1,16 @@
 """Tensors in Ray's object store: the object goes when its one reference does."""
 
 import pickle
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rollout_svc.ray.batch import TakenBatch, TimedLoan
 from rollout_svc.tensors import Handles, make_store
+from rollout_svc.tensors.ray_store import InRay
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -57,3 +62,24 @@ def test_a_reference_is_not_pickled_out_of_band() -> None:
     stored.free()
     with pytest.raises(ValueError, match="was freed"):
         stored.view()
+
+
+@pytest.fixture
+def never() -> Iterator[InRay]:
+    """A tensor that no node sends: what makes it does not end."""
+    import ray
+
+    remote: Any = ray.remote
+    held: Any = remote(lambda: time.sleep(600)).options(num_cpus=0).remote()
+    yield InRay(held, 6, (1, 2, 3))
+    ray.cancel(held, force=True)
+
+
+@pytest.mark.timeout(60)
+def test_a_tensor_that_does_not_come_is_not_waited_for_for_ever(never: InRay) -> None:
+    """P8: whoever reads it is told what it waited for, after as long as it has: as a batch is lent, for instance."""
+    with pytest.raises(TimeoutError, match=r"a tensor of 6 bytes, \(1, 2, 3\), did not come .* within 0\.2 s"):
+        never.view(0.2)
+    batch = TakenBatch({"batch_id": "b"}, {"s": never}, TimedLoan("b", time.time() + 2.0))
+    with pytest.raises(TimeoutError, match=r"routed experts of s: a tensor of 6 bytes"):
+        batch.take_experts()["s"].read()

@@ -1,7 +1,8 @@
 """A process that speaks SGLang over real sockets and misbehaves on command: `python -m tests.support.chaos_engine`.
 
 - It starts healthy. `POST /chaos {"fault": …}` gives it one fault at a time; that route is struck by none of them.
-- A generation is held until an abort reaches it, its delay has passed, or a fault that answers at once is in force.
+- A generation is held until an abort reaches it, its delay has passed, or a fault that answers at once is in force;
+  one that is frozen is held until it goes on.
 - What it counts as running is what it would still work on: with handler cancellation a client that leaves ends its
   generation, without it the generation goes on unheard.
 - `GET /chaos/seen` tells what reached it, and when, by the clock that all processes of a machine share.
@@ -59,6 +60,8 @@ class ChaosEngine:
         self._statuses = 0
         self._prompts: list[int] = []
         self._aborted_at: list[float] = []
+        self._going = asyncio.Event()
+        self._going.set()
 
     def application(self) -> web.Application:
         """The routes."""
@@ -70,6 +73,8 @@ class ChaosEngine:
         app.router.add_get("/ping", self._empty)
         for path in ("/flush_cache", "/update_weight_version"):
             app.router.add_post(path, self._empty)
+        app.router.add_post("/pause_generation", self._freeze)
+        app.router.add_post("/continue_generation", self._go_on)
         app.router.add_post("/chaos", self._command)
         app.router.add_get("/chaos/running", self._wait_running)
         app.router.add_get("/chaos/seen", self._tell)
@@ -98,6 +103,7 @@ class ChaosEngine:
             elif self.delay_s is not None:
                 asyncio.get_running_loop().call_later(self.delay_s, _end, outcome, "length")
             finish = await outcome
+            await self._going.wait()
         finally:
             self._live.pop(rid, None)
             self._news.set()
@@ -147,6 +153,17 @@ class ChaosEngine:
                 _end(self._live.get(rid), "abort")
         return web.Response()
 
+    async def _freeze(self, request: web.Request) -> web.Response:
+        """In place, whatever the mode: nothing ends here, aborted or not, before it goes on."""
+        await request.read()
+        self._going.clear()
+        return web.Response()
+
+    async def _go_on(self, request: web.Request) -> web.Response:
+        await request.read()
+        self._going.set()
+        return web.Response()
+
     async def _loads(self, _: web.Request) -> web.Response:
         load = {"dp_rank": 0, "num_running_reqs": len(self._live), "num_waiting_reqs": 0}
         return web.json_response({"loads": [load]})
@@ -169,8 +186,9 @@ class ChaosEngine:
         return web.json_response({"running": len(self._live)})
 
     async def _tell(self, _: web.Request) -> web.Response:
-        """`prompts`: the length of each prompt in order; `aborted_at`: when each abort arrived."""
-        return web.json_response({"prompts": self._prompts, "aborted_at": self._aborted_at})
+        """`prompts`: the length of each prompt in order; `aborted_at`: when each abort arrived; `frozen`: whether."""
+        frozen = not self._going.is_set()
+        return web.json_response({"prompts": self._prompts, "aborted_at": self._aborted_at, "frozen": frozen})
 
     async def _wait_running(self, request: web.Request) -> web.Response:
         """Answer once at least `least`, and at most `most`, generations run."""

@@ -87,7 +87,8 @@ def _main(group: str, bundle: str, *command: str) -> None:
     inside: Any = ray.remote(Inside)
     actor = inside.options(num_cpus=0, num_gpus=0, scheduling_strategy=where).remote()
     said = str(Path("/proc/self/fd/1").resolve())
-    sys.exit(ray.get(actor.run.remote(python, dict(os.environ), said, str(Path.cwd()))))
+    ran = actor.run.remote(python, dict(os.environ), said, str(Path.cwd()))
+    sys.exit(ray.get(ran))  # as long as the engine runs: this process is its, and whoever waits for it ends both
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rollout_svc.config import Resources
-from rollout_svc.launching.cluster.keeper import TOKEN_BYTES, GroupKeeper
+from rollout_svc.launching.cluster.holding import hold_here
+from rollout_svc.launching.cluster.keeper import GroupKeeper
 from rollout_svc.launching.cluster.placing import Node
 from rollout_svc.launching.launch import LaunchFailed
 
@@ -104,11 +105,7 @@ def _hire(namespace: str) -> tuple[Any, socket.socket]:
     held = None
     try:
         keeper.hold.remote()
-        address, port, token = ray.get(keeper.listen.remote(), timeout=_KEEPER_S)
-        held = socket.create_connection((address, port), timeout=_REACH_S)
-        held.sendall(token[:TOKEN_BYTES])
-        if held.recv(1) != b"k":
-            raise LaunchFailed("the keeper of the placement groups let go at once")  # noqa: TRY301 - ended below
+        held = hold_here(ray.get(keeper.listen.remote(), timeout=_KEEPER_S), _REACH_S)
     except BaseException:
         _end(keeper, held)
         raise

@@ -5,6 +5,8 @@ Invariants:
 - The process ends when the actor does, however it does: the other end of its leash is the actor's, and the leash lives
   through the end that Ray gives to an actor's children.
 - It lives as long as its owner, the service, whose death ends it without a word.
+- Once it was held on to, it ends when it is let go of (`holding.py`), also while its node is out of the cluster: the
+  engine of a seat that was given up does not run beside the one that took its place.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rollout_svc.launching.cluster.holding import Door, Held
 from rollout_svc.launching.launch import Launch, LaunchFailed
 from rollout_svc.launching.ports import AUTO_PORTS
 from rollout_svc.launching.processes import LeashedProcess, ProcessLauncher
 
 __all__ = ["EngineHost", "Place"]
 
+_END_S: Final = 10.0  # seconds for a process that was killed to be gone
+_LAST_S: Final = 2.0  # seconds for Ray to end the actor
 _PORTS: Final = 64  # free ones that a host names: one engine at a time takes one
 
 
@@ -53,19 +58,39 @@ class EngineHost:
     def __init__(self) -> None:
         self._launcher = ProcessLauncher(apart=True)
         self._process: LeashedProcess | None = None
+        self._held = Held()
+        self._ending: asyncio.Task[None] | None = None
+
+    async def listen(self) -> Door:
+        """Listen for the one who holds on, at a port that engines have as well: the service reaches those."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end_when_left(), name="left")
+        address = _address()
+        return await self._held.listen(address, self._free(address))
+
+    async def _end_when_left(self) -> None:
+        await self._held.left.wait()
+        if self._process is not None:
+            self._process.kill()
+            await asyncio.wait({self._process.ended}, timeout=_END_S)
+        await asyncio.sleep(_LAST_S)  # Ray ends it as well, where it can, and takes an end of its own for a crash
+        os._exit(0)  # what may be left has a leash, which ends it now
+
+    def _free(self, address: str) -> tuple[int, ...]:
+        """Ports that nobody listens at."""
+        ports = random.sample(AUTO_PORTS, 4 * _PORTS)
+        return tuple([port for port in ports if self._launcher.is_free(address, port)][:_PORTS])
 
     async def where(self) -> Place:
         """Say where this is; asked again at each start, for ports come and go."""
         import ray  # noqa: PLC0415 - a second to import, for those who have a cluster
 
         context = ray.get_runtime_context()
-        util: Any = ray.util
-        address: str = util.get_node_ip_address()
+        address = _address()
         node: Any = ray._private.worker._global_node  # noqa: SLF001 - the folder of its logs is told nowhere else
         logs = Path(node.get_logs_dir_path())
-        ports = random.sample(AUTO_PORTS, 4 * _PORTS)
-        free = tuple([port for port in ports if self._launcher.is_free(address, port)][:_PORTS])
-        return Place(address, context.get_node_id(), sys.executable, str(logs), free, context.gcs_address)
+        free, node_id = self._free(address), context.get_node_id()
+        return Place(address, node_id, sys.executable, str(logs), free, context.gcs_address)
 
     async def start(self, launch: Launch) -> tuple[int, int]:
         """Start the process; returns its number and its leash's. Raises LaunchFailed."""
@@ -116,3 +141,12 @@ class EngineHost:
     async def close(self, grace_s: float) -> None:
         """Ask the process to stop, and end it after that long."""
         await self._launcher.close(asyncio.get_running_loop().time() + grace_s)
+
+
+def _address() -> str:
+    """Of this node."""
+    import ray  # noqa: PLC0415 - as above
+
+    util: Any = ray.util
+    address: str = util.get_node_ip_address()
+    return address

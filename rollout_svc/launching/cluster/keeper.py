@@ -6,25 +6,24 @@ the service's own node, where it is lost with the service, or not at all.
 
 Invariants:
 
-- The service's process holds a connection to this actor. The system closes it when that process ends, however it does;
-  this actor ends then, and Ray removes its groups at once.
+- The service's process holds on to this actor (`holding.py`). When that process ends this actor does, and Ray removes
+  its groups at once.
 - Where nobody connects within `CONNECT_S`, it ends as well: also where who made it ended before it could ask anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
-import secrets
 import threading
 from typing import Any, Final
 
-__all__ = ["CONNECT_S", "TOKEN_BYTES", "GroupKeeper"]
+from rollout_svc.launching.cluster.holding import Door, Held
+
+__all__ = ["CONNECT_S", "GroupKeeper"]
 
 CONNECT_S: Final = 60.0
 """Seconds the service has to connect."""
-TOKEN_BYTES: Final = 32
 _LAST_S: Final = 5.0  # seconds in which Ray ends an actor that says it is done
 
 
@@ -35,24 +34,20 @@ class GroupKeeper:
         self._unmet = threading.Timer(connect_s, os._exit, (0,))
         self._unmet.daemon = True
         self._unmet.start()
-        self._token = secrets.token_bytes(TOKEN_BYTES)
-        self._server: asyncio.Server | None = None
-        self._left = asyncio.Event()
+        self._held = Held(self._unmet.cancel)
 
-    async def listen(self) -> tuple[str, int, bytes]:
-        """Listen for the one who holds on; returns address, port, and what it has to say first."""
+    async def listen(self) -> Door:
+        """Listen for the one who holds on."""
         import ray  # noqa: PLC0415 - a second to import, for those who have a cluster
 
         util: Any = ray.util
-        address: str = util.get_node_ip_address()
-        self._server = await asyncio.start_server(self._met, address, 0)
-        return address, self._server.sockets[0].getsockname()[1], self._token
+        return await self._held.listen(util.get_node_ip_address())
 
     async def hold(self) -> None:
         """Wait until nobody holds on any more, and end this actor."""
         import ray  # noqa: PLC0415 - as above
 
-        await self._left.wait()
+        await self._held.left.wait()
         asyncio.get_running_loop().call_later(_LAST_S, os._exit, 0)
         ended: Any = ray.actor.exit_actor
         ended()
@@ -62,20 +57,3 @@ class GroupKeeper:
         from ray.util.placement_group import placement_group  # noqa: PLC0415 - as above
 
         return placement_group(bundles, strategy, name)
-
-    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Know the one who holds on by what it says; anybody else is shown out."""
-        held = False
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                said = await reader.readexactly(TOKEN_BYTES)
-            if held := hmac.compare_digest(said, self._token):
-                self._unmet.cancel()
-                writer.write(b"k")
-                await reader.read()
-        except (OSError, EOFError, TimeoutError):
-            return
-        finally:
-            if held:
-                self._left.set()
-            writer.close()

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from rollout_svc.config import ClusterConfig, Config, LaunchConfig
-from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.filtering.threads import CallThreads, NoThread
 from rollout_svc.launching.cluster.groups import OwnGroups, group_called, nodes_alive, service_name, state_of
 from rollout_svc.launching.cluster.host import EngineHost
@@ -28,6 +27,7 @@ from rollout_svc.launching.cluster.placing import bundle_of, in_trainers_group, 
 from rollout_svc.launching.cluster.seat import RaySeat
 from rollout_svc.launching.launch import LaunchFailed
 from rollout_svc.tasks import wait_until
+from rollout_svc.tensors.ray_connection import connect, first_line
 
 __all__ = ["RayLauncher"]
 

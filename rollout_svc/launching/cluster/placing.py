@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollout_svc.config import Config, LaunchConfig, Resources
+from rollout_svc.launching.cluster.room import lacks, summed, worded
 
-__all__ = ["Layout", "Node", "bundle_of", "in_trainers_group", "layout_of", "why_no_room", "worded"]
+__all__ = ["Layout", "Node", "bundle_of", "in_trainers_group", "layout_of", "why_no_room"]
 
 _DEFAULT: Final[Resources] = {"CPU": 1.0}
 _NAMED: Final = 8  # nodes that are named one by one
@@ -76,11 +77,6 @@ def in_trainers_group(config: LaunchConfig) -> bool:
     return config.placement is not None and not config.placement.owns_group
 
 
-def worded(bundle: Mapping[str, float]) -> str:
-    """Say what a bundle holds."""
-    return ", ".join(f"{name} {amount:g}" for name, amount in bundle.items())
-
-
 def why_no_room(bundles: Sequence[Mapping[str, float]], strategy: str, nodes: Sequence[Node]) -> str:
     """Say why a group is not placed: what is wanted, what the nodes have, and where more nodes are the only help.
 
@@ -106,26 +102,16 @@ def _free(node: Node, kinds: Sequence[str]) -> str:
 
 def _never(bundles: Sequence[Mapping[str, float]], strategy: str, nodes: Sequence[Node]) -> str:
     """Say what could not be placed if these nodes were empty; nothing where all could, as far as is easily told."""
-    for bundle in bundles:
-        if not any(_holds(node.total, bundle) for node in nodes):
-            return f"none has {worded(bundle)}"
-    if strategy == "STRICT_SPREAD" and len(bundles) > len(nodes):
-        return f"strict_spread wants {len(bundles)} nodes, and there are {len(nodes)}"
-    whole = _sum(bundles)
-    if strategy == "STRICT_PACK" and not any(_holds(node.total, whole) for node in nodes):
-        return f"strict_pack wants {worded(whole)} on one"
-    if not _holds(_sum([node.total for node in nodes]), whole):
-        return f"all together have less than {worded(whole)}"
-    return ""
-
-
-def _holds(has: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
-    return all(has.get(name, 0.0) >= amount for name, amount in bundle.items())
-
-
-def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    whole: dict[str, float] = {}
-    for part in parts:
-        for name, amount in part.items():
-            whole[name] = whole.get(name, 0.0) + amount
-    return whole
+    found = lacks(bundles, strategy, [node.total for node in nodes])
+    if not found:
+        return ""
+    lack, whole = found[0], worded(summed(bundles))
+    match lack.kind:
+        case "bundle":
+            return f"none has {worded(lack.wanted)}"
+        case "strict_spread":
+            return f"strict_spread wants {len(bundles)} nodes, and there are {len(nodes)}"
+        case "strict_pack":
+            return f"strict_pack wants {whole} on one"
+        case "together":
+            return f"all together have less than {whole}"

@@ -9,9 +9,9 @@ import importlib.util
 from typing import Final
 
 from rollout_svc.config import Config
-from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.errors import Problem
 from rollout_svc.filtering.threads import CallThreads
+from rollout_svc.tensors.ray_connection import connect, first_line
 
 __all__ = ["cluster_problems"]
 

@@ -4,6 +4,7 @@ Invariants:
 
 - An actor that is dead has lost its process: `gone` and `ended` are done, and nobody can tell how it ended. One that
   Ray calls unavailable may be either, and is asked again until Ray knows.
+- The actor is held on to from the first look until it is dropped: it ends then, whatever Ray knows of its node.
 - Every wait but that for the end of the process has a bound.
 - Whoever waits here waits in the service's loop, for a future that Ray's threads complete.
 """
@@ -16,14 +17,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from rollout_svc.engines.ray_connection import first_line
 from rollout_svc.launching.cluster.grouped import grouped
+from rollout_svc.launching.cluster.holding import Grip, hold
 from rollout_svc.launching.cluster.host import Place
 from rollout_svc.launching.launch import Launch, LaunchFailed
+from rollout_svc.tensors.ray_connection import first_line
 
 __all__ = ["RayProcess", "RaySeat", "result_of"]
 
 _LOOK_S: Final = 10.0  # seconds for an actor that runs to say where it is
+_HOLD_S: Final = 10.0  # seconds to connect to it: milliseconds, where its node can be reached
 _WORD_S: Final = 5.0  # seconds for it to read the end of a log
 _START_S: Final = 60.0  # seconds for it to start a process: its own leash has half of that
 _OUTLIVE_S: Final = 12.0  # seconds in which a leash ends what it holds, with some to spare
@@ -110,6 +113,7 @@ class RaySeat:
         self._within = within
         self._lost = False
         self._place: Place | None = None
+        self._grip: Grip | None = None
         self._process: RayProcess | None = None
 
     def __repr__(self) -> str:
@@ -153,9 +157,11 @@ class RaySeat:
 
     async def look(self, timeout_s: float = _LOOK_S) -> bool:
         """Ask the actor where it is; returns whether it answered."""
-        if self._lost:
+        if self._lost or (self._grip is not None and self._grip.over):
             return False
         try:
+            if self._grip is None:
+                await self._take_hold(timeout_s)
             self._place = await result_of(self._actor.where.remote(), timeout_s)
         except TimeoutError:
             self.why = f"its actor did not answer within {timeout_s:g} s"
@@ -164,6 +170,17 @@ class RaySeat:
         else:
             return True
         return False
+
+    async def _take_hold(self, timeout_s: float) -> None:
+        """Hold on to the actor, which ends once it is let go of; raises what `look` tells of."""
+        door = await result_of(self._actor.listen.remote(), timeout_s)
+        try:
+            self._grip = await hold(door, _HOLD_S)
+        except OSError as error:  # a TimeoutError as well, which is not the actor's
+            raise LaunchFailed(f"{door.address}:{door.port} cannot be reached from the service: {error}") from error
+        if self._lost:  # it was dropped meanwhile
+            self._grip.let_go()
+            raise LaunchFailed("it was given up")
 
     async def start(self, launch: Launch) -> RayProcess:
         """Start a process there.
@@ -198,6 +215,8 @@ class RaySeat:
         import ray  # noqa: PLC0415 - as where the actor was made
 
         self._lost = True
+        if self._grip is not None:
+            self._grip.let_go()  # arrives also where Ray does not: at a node that is out of the cluster
         if ray.is_initialized():  # else it ended when this process left the cluster, and Ray would start one to tell it
             ray.kill(self._actor)  # sends a word and waits for nothing
 

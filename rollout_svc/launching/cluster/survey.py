@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollout_svc.config import Config, Resources
-from rollout_svc.engines.ray_connection import connect, first_line
 from rollout_svc.errors import Problem
 from rollout_svc.filtering.threads import CallThreads
 from rollout_svc.launching.cluster.placing import Layout, layout_of
+from rollout_svc.launching.cluster.room import Lack, fits, lacks, summed, worded
+from rollout_svc.tensors.ray_connection import connect, first_line
 
-__all__ = ["LOOK_S", "Survey", "lacking", "survey", "wanted"]
+__all__ = ["LOOK_S", "Survey", "lacking", "survey"]
 
 LOOK_S: Final = 30.0
 """Seconds for a cluster to be joined and to say what it has: it takes a few."""
-_SLACK: Final = 1e-6  # Ray counts in ten thousandths
 _UNSAID: Final = ("node:", "accelerator_type:", "memory", "object_store_memory")  # what nobody's bundle names
 
 
@@ -41,37 +41,25 @@ class Survey:
     doubts: tuple[Problem, ...] = ()
 
 
-def wanted(bundles: Sequence[Resources]) -> Resources:
-    """Add bundles up."""
-    total: Resources = {}
-    for bundle in bundles:
-        for name, amount in bundle.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
-
-
 def lacking(nodes: Sequence[Mapping[str, float]], layout: Layout) -> list[Problem]:
     """Say which engines can have no place on nodes that hold so much; empty where nothing is known to be in the way."""
-    problems = []
-    for worker_id, index in layout.places.items():
-        if not any(_fits(layout.bundles[index], node) for node in nodes):
-            told = f"no node of the cluster has {_told(layout.bundles[index])}"
-            problems.append(Problem(f"workers.{worker_id.removeprefix('w')}.launch.resources", told))
-    if problems:
-        return problems
-    total = wanted(layout.bundles)
-    held = wanted([dict(node) for node in nodes])
-    if not _fits(total, held):
-        short = {name: amount for name, amount in total.items() if not _fits({name: amount}, held)}
-        problems.append(
-            Problem("cluster", f"the engines want {_told(short)}, and all nodes together have {_told(held, short)}")
-        )
-    elif layout.strategy == "STRICT_PACK" and not any(_fits(total, node) for node in nodes):
-        problems.append(Problem("cluster.strategy", f"strict_pack: no node has {_told(total)} for all engines"))
-    elif layout.strategy == "STRICT_SPREAD" and len(layout.bundles) > len(nodes):
-        told = f"strict_spread: {len(layout.bundles)} engines, each on a node of its own, and {len(nodes)} nodes"
-        problems.append(Problem("cluster.strategy", told))
-    return problems
+    workers = {index: worker_id.removeprefix("w") for worker_id, index in layout.places.items()}
+    return [_problem(lack, workers, layout, len(nodes)) for lack in lacks(layout.bundles, layout.strategy, nodes)]
+
+
+def _problem(lack: Lack, workers: Mapping[int, str], layout: Layout, nodes: int) -> Problem:
+    match lack.kind:
+        case "bundle":
+            path = f"workers.{workers[lack.index or 0]}.launch.resources"
+            return Problem(path, f"no node of the cluster has {worded(lack.wanted)}")
+        case "together":
+            told = f"the engines want {worded(lack.wanted)}, and all nodes together have {worded(lack.held)}"
+            return Problem("cluster", told)
+        case "strict_pack":
+            return Problem("cluster.strategy", f"strict_pack: no node has {worded(lack.wanted)} for all engines")
+        case "strict_spread":
+            told = f"strict_spread: {len(layout.bundles)} engines, each on a node of its own, and {nodes} nodes"
+            return Problem("cluster.strategy", told)
 
 
 async def survey(config: Config, deadline_s: float = LOOK_S) -> Survey | None:
@@ -80,7 +68,7 @@ async def survey(config: Config, deadline_s: float = LOOK_S) -> Survey | None:
         return None
     address, layout = config.cluster.address, layout_of(config)
     record: dict[str, Any] = {"address": address, "strategy": config.cluster.strategy, "failure": None}
-    record["wanted"] = wanted(layout.bundles)
+    record["wanted"] = summed(layout.bundles)
     try:
         nodes, free = await CallThreads("survey").call(lambda: _look(address), deadline_s)
     except TimeoutError:
@@ -92,10 +80,11 @@ async def survey(config: Config, deadline_s: float = LOOK_S) -> Survey | None:
         return Survey(record | {"nodes": [], "free": {}}, (Problem("cluster.address", told),))
     record |= {"nodes": nodes, "free": free}
     problems = tuple(lacking([node["total"] for node in nodes], layout))
-    short = {name: amount for name, amount in record["wanted"].items() if not _fits({name: amount}, free)}
+    short = {name: amount for name, amount in record["wanted"].items() if not fits({name: amount}, free)}
     doubts: tuple[Problem, ...] = ()
     if short and not problems:
-        told = f"the engines want {_told(short)}, and {_told(free, short)} is free now: they wait for start_timeout_s"
+        now = worded({name: free.get(name, 0.0) for name in short})
+        told = f"the engines want {worded(short)}, and {now} is free now: they wait for start_timeout_s"
         doubts = (Problem("cluster", told),)
     return Survey(record, problems, doubts)
 
@@ -121,12 +110,3 @@ def _look(address: str) -> tuple[list[dict[str, Any]], Resources]:
 
 def _said(resources: Mapping[str, float]) -> Resources:
     return {name: amount for name, amount in sorted(resources.items()) if not name.startswith(_UNSAID)}
-
-
-def _fits(bundle: Mapping[str, float], node: Mapping[str, float]) -> bool:
-    return all(amount <= node.get(name, 0.0) + _SLACK for name, amount in bundle.items())
-
-
-def _told(resources: Mapping[str, float], names: Mapping[str, float] | None = None) -> str:
-    chosen = resources if names is None else {name: resources.get(name, 0.0) for name in names}
-    return ", ".join(f"{name} {amount:g}" for name, amount in chosen.items()) or "nothing"
