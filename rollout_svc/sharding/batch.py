@@ -4,20 +4,27 @@ Invariants:
 
 - Its id says how many groups it has, so that a coordinator that begins anew can tell a whole batch from a part.
 - Its groups are asked for when somebody wants them; they are the same, in the same order, whoever asks.
+- Its routed experts are asked for so, too: where they lie, and nothing of them passes through here.
 - It is acknowledged as a whole: a part that was says so, and is not asked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
+from rollout_svc.heavy import Heavy
+from rollout_svc.packing.batch import Row
+from rollout_svc.packing.parts import joined
 from rollout_svc.sharding.protocol import Leased
 
 __all__ = ["MergedBatch", "groups_in", "with_groups"]
+
+T = TypeVar("T")
 
 
 def with_groups(unique: str, groups: int) -> str:
@@ -74,7 +81,48 @@ class MergedBatch:
                 first = False
         yield b"]}"
 
+    async def experts(self) -> dict[str, Heavy]:
+        """Routed experts by sample id; see `Leased.experts`.
+
+        Raises:
+            ShardLost: as `encoded` does.
+        """
+        found: dict[str, Heavy] = {}
+        for outcome in await _all(part.experts() for part in self.parts.values()):
+            found |= _value(outcome)
+        return found
+
+    async def experts_of(self, sample_id: str) -> Heavy | None:
+        """Those of one sample; None: it is in no part that could be asked, and every part was.
+
+        Raises:
+            ShardLost: nobody has it who could be asked, and somebody could not.
+        """
+        outcomes = await _all(part.experts(sample_id) for part in self.parts.values())
+        for outcome in outcomes:
+            if not isinstance(outcome, BaseException) and sample_id in outcome:
+                return outcome[sample_id]
+        for outcome in outcomes:
+            _value(outcome)
+        return None
+
+    async def to_pack(self) -> tuple[list[Row], bytes]:
+        """Its rows and its head, to be packed as tensors; raises as `experts` does."""
+        outcomes = await _all(part.part() for part in self.parts.values())
+        return joined(self.head(), [_value(outcome) for outcome in outcomes])
+
     async def as_json(self) -> dict[str, Any]:
         """The same record as values."""
         record: dict[str, Any] = orjson.loads(b"".join([piece async for piece in self.encoded()]))
         return record
+
+
+async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+    """Wait for every part: whoever fails holds up none of the others."""
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
+def _value(outcome: T | BaseException) -> T:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
