@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -88,28 +88,30 @@ class MergedBatch:
             ShardLost: as `encoded` does.
         """
         found: dict[str, Heavy] = {}
-        for outcome in await _all(part.experts() for part in self.parts.values()):
-            found |= _value(outcome)
+        for outcome in _all_of(await self._asked(lambda part: part.experts())):
+            found |= outcome
         return found
 
     async def experts_of(self, sample_id: str) -> Heavy | None:
-        """Those of one sample; None: it is in no part that could be asked, and every part was.
+        """Those of one sample; None: it is in no part, and every part was asked.
 
         Raises:
             ShardLost: nobody has it who could be asked, and somebody could not.
         """
-        outcomes = await _all(part.experts(sample_id) for part in self.parts.values())
-        for outcome in outcomes:
-            if not isinstance(outcome, BaseException) and sample_id in outcome:
-                return outcome[sample_id]
-        for outcome in outcomes:
-            _value(outcome)
+        outcomes = await self._asked(lambda part: part.experts(sample_id))
+        found = (outcome for outcome in outcomes if not isinstance(outcome, BaseException) and sample_id in outcome)
+        if (having := next(found, None)) is not None:
+            return having[sample_id]
+        _all_of(outcomes)
         return None
 
     async def to_pack(self) -> tuple[list[Row], bytes]:
         """Its rows and its head, to be packed as tensors; raises as `experts` does."""
-        outcomes = await _all(part.part() for part in self.parts.values())
-        return joined(self.head(), [_value(outcome) for outcome in outcomes])
+        return joined(self.head(), _all_of(await self._asked(lambda part: part.part())))
+
+    async def _asked(self, ask: Callable[[Leased], Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+        """Ask every part: whoever fails holds up none of the others."""
+        return await asyncio.gather(*map(ask, self.parts.values()), return_exceptions=True)
 
     async def as_json(self) -> dict[str, Any]:
         """The same record as values."""
@@ -117,12 +119,17 @@ class MergedBatch:
         return record
 
 
-async def _all(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-    """Wait for every part: whoever fails holds up none of the others."""
-    return await asyncio.gather(*asked, return_exceptions=True)
+def _all_of(outcomes: list[T | BaseException]) -> list[T]:
+    """What all answered; raises what one failed with, and empties the list then.
 
-
-def _value(outcome: T | BaseException) -> T:
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+    Whoever is told of the error keeps its frames: nothing may be left there of what the others answered, nor the error
+    itself, which would keep all of it until the collector comes by.
+    """
+    failed = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+    if failed is None:
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    outcomes.clear()
+    try:
+        raise failed
+    finally:
+        del failed

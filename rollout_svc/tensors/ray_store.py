@@ -75,7 +75,12 @@ class InRay:
 
         if self._reference is None:
             raise ValueError("the tensor was freed")
-        tensor: np.ndarray[Any, Any] = ray.get(self._reference)
+        try:
+            tensor: np.ndarray[Any, Any] = ray.get(self._reference)
+        except ray.exceptions.RayError as error:
+            # Ray's own frame has the error in a variable: with it the reference, and all that the callers hold, would
+            # stay until the collector comes by.
+            raise error.with_traceback(None) from None
         _TOUCHED[threading.current_thread().name] += tensor.nbytes
         tensor.setflags(write=False)
         return tensor

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +22,9 @@ from rollout_svc.packing.reading import experts_of
 from rollout_svc.rpc.client import RolloutClient
 from rollout_svc.rpc.server import serve_http
 from rollout_svc.service import RolloutService
+from rollout_svc.sharding.batch import MergedBatch
 from rollout_svc.sharding.coordinator import Coordinator
-from rollout_svc.sharding.local import LocalShard
+from rollout_svc.sharding.local import LocalLease, LocalShard
 from rollout_svc.sharding.protocol import Leased, ShardLost
 from tests.sharding.test_together import settings, together
 from tests.support.fake_sglang import FakeSGLang, Reply
@@ -161,6 +166,38 @@ async def test_a_shard_that_is_lost_is_asked_for_again(both: Coordinator) -> Non
         lent.parts["s1"] = away
         again = await client.take_batch(0, GROUPS, timeout_s=20.0, ack=None, tensors=True)
         same(experts_of(again), expected(record))
+
+
+class Answer:
+    """What one part answers with: watched, for whoever may keep it."""
+
+
+async def test_nobody_keeps_what_came_before_an_error() -> None:
+    """P27: where one part is away, what the others answered goes with the error, and waits for no collector."""
+
+    class There(Gone):
+        async def experts(self, sample_id: str | None = None) -> Mapping[str, Heavy]:
+            answer = Answer()
+            kept.append(weakref.ref(answer))
+            return cast("Mapping[str, Heavy]", {"s": answer})
+
+        async def part(self) -> Part:
+            answer = Answer()
+            kept.append(weakref.ref(answer))
+            return cast("Part", (answer,))
+
+    kept: list[weakref.ref[Answer]] = []
+    none = LocalLease(None)
+    batch = MergedBatch("b-2", 0, {"s0": There(none), "s1": Gone(none), "s2": There(none)}, {}, {}, 1.0)
+    gc.disable()
+    try:
+        for asked in (batch.experts, batch.to_pack):
+            with suppress(ShardLost):
+                await asked()
+        await asyncio.sleep(0)
+        assert [one() for one in kept] == [None] * 4
+    finally:
+        gc.enable()
 
 
 async def test_a_sample_without_any_says_so(engines: list[FakeSGLang], tmp_path: Path) -> None:
