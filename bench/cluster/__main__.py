@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bench.cluster import spending
@@ -40,11 +41,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description="A service on a Ray cluster.")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", nargs="+", metavar="CASE", choices=CASES, help="these cases")
+    parser.add_argument("--shards", type=int, default=1, choices=(1, 2, 4), help="of the service in case byref")
     options = parser.parse_args()
     raise_open_files()
     points: list[Point | Missing] = []
+    cases = CASES | {"byref": partial(byref, shards=options.shards)}
     with started(spending.ENGINES + 1) as nodes:
-        for name, case in CASES.items():
+        for name, case in cases.items():
             if options.only is not None and name not in options.only:
                 continue
             progress(f"{name}: begins")

@@ -30,8 +30,7 @@ BOUND = 0.0
 LAYERS, TOP_K, EXPERTS = 128, 16, 512
 """Of the model: 4 KiB a token, so that 8 MiB a sample are no more than 2,048 tokens of it."""
 ROWS = 2048
-TENSOR_BYTES = ROWS * LAYERS * TOP_K * 2
-"""Of one sample: 8 MiB, uint16. The eight of a group have 64."""
+"""Of one sample: 8 MiB, uint16. The eight of a group have 64; over several shards a batch has a group of each."""
 KEY = "ab" * 28
 """The one key that all answers have: what it names is handed out again and again."""
 
@@ -39,8 +38,8 @@ KEY = "ab" * 28
 class SharedStore:
     """LMDeploy's actor of that name, as far as it is asked: it hands out one tensor, whatever the key."""
 
-    def __init__(self) -> None:
-        self._tensor = routing()
+    def __init__(self, rows: int) -> None:
+        self._tensor = routing(rows)
 
     def get(self, key: str) -> Any:
         """Hand it out."""
@@ -48,22 +47,25 @@ class SharedStore:
         return self._tensor
 
 
-def routing() -> np.ndarray[Any, Any]:
+def routing(rows: int) -> np.ndarray[Any, Any]:
     """The routing of one sample, the same each time it is made."""
-    return np.random.default_rng(5).integers(0, EXPERTS, (ROWS, LAYERS, TOP_K), dtype=np.uint16)
+    return np.random.default_rng(5).integers(0, EXPERTS, (rows, LAYERS, TOP_K), dtype=np.uint16)
 
 
-def byref(nodes: Nodes, rounds: int) -> Point | Missing:
-    """Measure case `byref`."""
+def byref(nodes: Nodes, rounds: int, shards: int = 1) -> Point | Missing:
+    """Measure case `byref`; over several shards their processes count, and the coordinator's too."""
     import ray  # noqa: PLC0415 - a second to import, for who has a cluster
 
     options: dict[str, Any] = {"name": "shared_store", "namespace": "lmdeploy", "num_cpus": 0}
-    kept: Any = ray.remote(SharedStore).options(**options).remote()
-    tokens = ROWS + 1 - PROMPT_TOKENS
+    rows = ROWS // shards
+    kept: Any = ray.remote(SharedStore).options(**options).remote(rows)
+    tokens = rows + 1 - PROMPT_TOKENS
     flags = ("--delay", 0.1, "--response-tokens", tokens, "--routed-experts", KEY)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         counts = Path(folder) / "counts"
-        settings = config([canned(*flags, on_ray=True, dialect="lmdeploy")], GROUP_SIZE, tokens)
+        workers = [canned(*flags, on_ray=True, dialect="lmdeploy") for _ in range(shards)]
+        journal = Path(folder) / "journal" if shards > 1 else None
+        settings = config(workers, GROUP_SIZE, tokens, shards=shards, journal=journal)
         settings["tasks"][0]["judger"] = {"path": "bench.cluster.watched:Judge", "counts": str(counts)}
         settings["experts"] = {
             "enabled": True,
@@ -74,7 +76,7 @@ def byref(nodes: Nodes, rounds: int) -> Point | Missing:
         }
         settings["trainer"]["max_staleness"] = 0  # one batch in the store, and one that is read
         with OnRay(nodes, settings, "byref") as ours:
-            found = [_round(ours, counts) for _ in range(rounds)]
+            found = [_round(ours, counts, shards, rows) for _ in range(rounds)]
     ray.kill(kept)
     if None in found:
         return Missing("byref", "a batch taken over Ray brings no routed experts", BOUND)
@@ -82,25 +84,25 @@ def byref(nodes: Nodes, rounds: int) -> Point | Missing:
     return Point("byref", max(passed for passed, _ in moved), min(whole for _, whole in moved), BOUND)
 
 
-def _round(ours: OnRay, counts: Path) -> tuple[int, int] | None:
+def _round(ours: OnRay, counts: Path, groups: int, rows: int) -> tuple[int, int] | None:
     """Take one batch, and read it; returns bytes that passed through a loop, and bytes that came."""
     import ray  # noqa: PLC0415 - as above
 
     before = read_counts(counts)
-    reference, batch = ours.lease(1)
+    reference, batch = ours.lease(groups)
     returned = ray.experimental.get_local_object_locations([reference])[reference]["object_size"]
     if not hasattr(batch, "take_experts"):
         return None
     tensors = batch.take_experts()
-    expected = routing()
-    if len(tensors) != GROUP_SIZE or not all(np.array_equal(one.read(), expected) for one in tensors.values()):
+    expected = routing(rows)
+    if len(tensors) != groups * GROUP_SIZE or not all(np.array_equal(one.read(), expected) for one in tensors.values()):
         raise RuntimeError(f"{len(tensors)} tensors came, or others than the engine's")
     after = read_counts(counts)
     in_loops, elsewhere = after.in_loops - before.in_loops, after.elsewhere - before.elsewhere
-    if in_loops + elsewhere < GROUP_SIZE * TENSOR_BYTES:
+    if in_loops + elsewhere < groups * GROUP_SIZE * expected.nbytes:
         raise RuntimeError(f"{before}, then {after}: tensors came, and whoever watches saw fewer")
     progress(
         f"byref: {in_loops} bytes in loops, {elsewhere} in other threads; take_batch returned {returned} bytes "
         f"and {len(tensors)} references"
     )
-    return in_loops + returned // TENSOR_BYTES * TENSOR_BYTES, sum(one.nbytes for one in tensors.values())
+    return in_loops + returned // expected.nbytes * expected.nbytes, sum(one.nbytes for one in tensors.values())

@@ -2,13 +2,14 @@
 
 - A thread counts as a loop's while a loop runs in it: whatever passes there holds up everything else of that loop.
 - What is watched is where bytes are got at: reading a stored tensor, storing one, decoding one.
-- The counts lie in a file that the bench reads: so nothing is asked of the service for them.
+- The counts lie in files that the bench reads, one for each process: so nothing is asked of the service for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 import struct
 import threading
 from functools import wraps
@@ -50,21 +51,22 @@ class Counts(NamedTuple):
 
 
 def read_counts(path: Path) -> Counts:
-    """Read what a judger in another process has counted."""
-    return Counts(*_FORM.unpack(path.read_bytes()[: _FORM.size]))
+    """Read what judgers in other processes have counted, of all of them."""
+    shown = [_FORM.unpack(one.read_bytes()[: _FORM.size]) for one in path.parent.glob(f"{path.name}.*")]
+    return Counts(sum(in_loops for in_loops, _ in shown), sum(elsewhere for _, elsewhere in shown))
 
 
 class Judge:
     """Says 1.0 of everything; made in the service's process, it watches there from then on.
 
     Args:
-        counts: file for the counts.
+        counts: file for the counts, with the process's number behind it.
     """
 
     instant = True
 
     def __init__(self, counts: str) -> None:
-        path = Path(counts)
+        path = Path(f"{counts}.{os.getpid()}")
         path.write_bytes(bytes(_FORM.size))
         with path.open("r+b") as file:
             self._shown = mmap.mmap(file.fileno(), _FORM.size)

@@ -44,7 +44,7 @@ from rollout_svc.producer.masking import stale_everywhere, stale_ranges, with_ma
 from rollout_svc.sample import Sample
 from rollout_svc.segment import VersionSpan
 
-__all__ = ["SLICE_BYTES", "Row", "head", "pack", "rows"]
+__all__ = ["SLICE_BYTES", "Row", "head", "listed", "pack", "rows"]
 
 SLICE_BYTES: Final = 16 * 2**10
 """Of JSON, read at a time: about 0.1 ms."""
@@ -114,6 +114,12 @@ def _row(group: int, sample: Sample, oldest: int | None) -> Row:
 
 def head(batch: Batch) -> bytes:
     """The record of a batch without its tokens, JSON: what no tensor holds."""
+    groups, samples = listed(batch)
+    return orjson.dumps(batch.head() | {"groups": groups, "samples": samples})
+
+
+def listed(batch: Batch) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What a head says of each group, and of each sample."""
     groups = [
         {"group_id": group.group_id, "task": group.prompt.task, "prompt_id": group.prompt.prompt_id}
         for group in batch.groups
@@ -131,7 +137,7 @@ def head(batch: Batch) -> bytes:
         for group in batch.groups
         for sample in group.samples
     ]
-    return orjson.dumps(batch.head() | {"groups": groups, "samples": samples})
+    return groups, samples
 
 
 def _earlier(sample: Sample, oldest: int | None) -> dict[str, orjson.Fragment]:

@@ -23,7 +23,7 @@ from rollout_svc.config import Config
 from rollout_svc.errors import BadRequest
 from rollout_svc.evaluations.evaluation import encoded_records
 from rollout_svc.ray.batch import Contents, Encoded, Packed, contents, pack
-from rollout_svc.ray.sharded import coordinator_of, hosted_shards, pack_shards
+from rollout_svc.ray.sharded import coordinator_of, hosted_shards, take_shards
 from rollout_svc.ray.thread import Failure, ServiceThread
 from rollout_svc.rpc import arguments, bodies
 from rollout_svc.rpc.reading import checked
@@ -149,8 +149,9 @@ class ServiceActor:
         """See `RolloutService.take_batch`; heavy tensors travel as references."""
         body = checked(arguments.batch(step, groups, timeout_s, ack), bodies.Batch)
         if (coordinator := coordinator_of(self._service)) is not None:
-            return await self._run(pack_shards(coordinator, body, client, tensors=tensors))
-        taken = await self._run(self._take(body, tensors=tensors))
+            taken = await self._run(take_shards(coordinator, body, tensors=tensors))
+        else:
+            taken = await self._run(self._take(body, tensors=tensors))
         return await asyncio.to_thread(pack, taken, client, body.ack)
 
     async def _take(self, body: bodies.Batch, *, tensors: bool) -> Contents:

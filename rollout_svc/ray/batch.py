@@ -13,7 +13,8 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -22,6 +23,7 @@ from rollout_svc.batch import Batch
 from rollout_svc.errors import Conflict, NotNow, SpentHandle
 from rollout_svc.packing.batch import Row, head, rows
 from rollout_svc.packing.batch import pack as pack_tensors
+from rollout_svc.packing.parts import unreadable
 from rollout_svc.packing.reading import read_batch
 from rollout_svc.ray.acks import acks_of
 from rollout_svc.tensors import Loan, ReadHandle
@@ -30,23 +32,29 @@ from rollout_svc.tensors.ray_store import READ_S, InRay, RayStore
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Contents", "Encoded", "Packed", "TakenBatch", "contents", "pack"]
+__all__ = ["Borrowed", "Contents", "Encoded", "Packed", "TakenBatch", "contents", "lend", "pack"]
 
 
 class Contents(NamedTuple):
-    """What is needed of a leased batch, taken in one step.
+    """What is needed of a leased batch.
 
     Attributes:
-        batch: the batch.
+        batch_id: its id.
+        step: it was taken for.
         left_s: seconds until its lease ends.
+        record: its record, in pieces of JSON; empty where it travels as tensors.
         experts: what reads the routed experts of a sample, by its id.
         tensors: rows and head, where it is to travel as tensors.
+        in_shards: its groups lie in several processes: what is not to be read any more went with one of those.
     """
 
-    batch: Batch
+    batch_id: str
+    step: int
     left_s: float
-    experts: dict[str, Callable[[], np.ndarray[Any, Any]]]
-    tensors: tuple[list[Row], bytes] | None
+    record: Iterable[bytes] = ()
+    experts: Mapping[str, Callable[[], np.ndarray[Any, Any]]] = MappingProxyType({})
+    tensors: tuple[list[Row], bytes] | None = None
+    in_shards: bool = False
 
 
 def contents(batch: Batch, left_s: float, *, tensors: bool) -> Contents:
@@ -55,14 +63,15 @@ def contents(batch: Batch, left_s: float, *, tensors: bool) -> Contents:
     Raises:
         Conflict: it is not lent any more.
     """
+    taken = Contents(batch.batch_id, batch.step, left_s)
     try:
         if tensors:
-            return Contents(batch, left_s, {}, (rows(batch), head(batch)))
+            return taken._replace(tensors=(rows(batch), head(batch)))
         owned = ((sample.sample_id, sample.experts) for group in batch.groups for sample in group.samples)
         experts = {sample_id: heavy.later() for sample_id, heavy in owned if heavy is not None}
     except SpentHandle as error:
-        raise _given_up(batch, error) from error
-    return Contents(batch, left_s, experts, None)
+        raise _given_up(batch.batch_id, error) from error
+    return taken._replace(record=batch.encoded(), experts=experts)
 
 
 def pack(taken: Contents, client: str | None, acked: Sequence[str]) -> Packed:
@@ -75,18 +84,21 @@ def pack(taken: Contents, client: str | None, acked: Sequence[str]) -> Packed:
 
     Raises:
         Conflict: it is not lent any more.
-        NotNow: the store has no room for its tensors.
+        NotNow: the store has no room for its tensors; or a shard went with them, and taking the step again gives them.
     """
+    expires_at = time.time() + taken.left_s
     experts: dict[str, InRay] = {}
     try:
         if taken.tensors is not None:
             pieces = [bytes(piece) for piece in pack_tensors(*taken.tensors)]
         else:
-            pieces = list(taken.batch.encoded())
+            pieces = list(taken.record)
             experts = {sample_id: _in_ray(later) for sample_id, later in taken.experts.items()}
     except SpentHandle as error:
-        raise _given_up(taken.batch, error) from error
-    sender = Sender(client, tuple(acked), taken.batch.batch_id, taken.batch.step, time.time() + taken.left_s)
+        if taken.in_shards:
+            raise unreadable(taken.batch_id, error) from error
+        raise _given_up(taken.batch_id, error) from error
+    sender = Sender(client, tuple(acked), taken.batch_id, taken.step, expires_at)
     return Packed(pieces, experts, sender, tensors=taken.tensors is not None)
 
 
@@ -104,9 +116,18 @@ def _in_ray(later: Callable[[], np.ndarray[Any, Any]]) -> InRay:
         raise NotNow("not_enough", said, detail={"store": "full"}) from error
 
 
-def _given_up(batch: Batch, error: SpentHandle) -> Conflict:
-    message = f"batch {batch.batch_id} was given up before it was sent: {error}"
-    return Conflict(message, type="lease_expired", detail={"batch_id": batch.batch_id})
+def lend(experts: Mapping[str, Callable[[], np.ndarray[Any, Any]]]) -> dict[str, Borrowed]:
+    """Have tensors in Ray's store, for another process to read or to pass on; may block, as `pack`.
+
+    Raises:
+        NotNow: the store has no room for them.
+    """
+    return {sample_id: Borrowed(sample_id, _in_ray(later)) for sample_id, later in experts.items()}
+
+
+def _given_up(batch_id: str, error: SpentHandle) -> Conflict:
+    message = f"batch {batch_id} was given up before it was sent: {error}"
+    return Conflict(message, type="lease_expired", detail={"batch_id": batch_id})
 
 
 class Sender(NamedTuple):

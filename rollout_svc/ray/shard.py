@@ -8,6 +8,8 @@ Invariants:
   asks learns of a restart before it is answered by what came of it.
 - Every call ends: where the actor has died, is started again, does not answer in time, or fails with what is no error
   of ours, with `ShardLost`.
+- Routed experts go to whoever asks as references into Ray's store, put there in a thread: their bytes pass through no
+  loop, and belong to this shard's process.
 - A call whose caller is cancelled is cancelled in the actor.
 """
 
@@ -15,17 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rollout_svc.config import Config, Portion
 from rollout_svc.errors import RolloutError
+from rollout_svc.heavy import Heavy
 from rollout_svc.hosting import hosted
+from rollout_svc.packing.parts import Part, part_of
+from rollout_svc.ray.batch import lend
 from rollout_svc.ray.lasting import stop_s
 from rollout_svc.ray.thread import Failure, ServiceThread
 from rollout_svc.service import RolloutService
-from rollout_svc.sharding.local import answer, lease, ready_groups, records
+from rollout_svc.sharding.local import answer, experts_of, lease, ready_groups, records
 from rollout_svc.sharding.protocol import ShardLost
 from rollout_svc.sharding.split import ShardSettings, split
 from rollout_svc.tensors.ray_connection import first_line
@@ -35,8 +40,9 @@ __all__ = ["RayLease", "RayShard", "ShardActor", "ray_shards"]
 T = TypeVar("T")
 
 _GROUPS: Final = {"control": 64, "waiting": 256}  # calls that are answered at once; those that wait have their own
-_WAITING: Final = ("ready_groups", "wait")
+_WAITING: Final = ("ready_groups", "wait", "experts", "part")
 _ANSWER_S: Final = 30.0  # seconds for what a shard answers as soon as it can
+_COPY_S: Final = 60.0  # seconds for it to have a batch's tensors in Ray's store, which may have to make room first
 _MARGIN_S: Final = 10.0  # seconds beyond the time that a call was given
 _STOP_S: Final = 5.0  # seconds beyond what its service may take for an actor to hear of its stop, and to answer
 
@@ -89,12 +95,27 @@ class ShardActor:
         return await self._told(life, ready_groups(self._service, step, wanted, timeout_s))
 
     async def lease(self, life: str | None, step: int, at_most: int, batch_id: str) -> Told:
-        """See `Shard.lease`; tells how many groups, and their figures."""
+        """See `Shard.lease`; tells how many groups, their figures, and whether they have routed experts."""
         return await self._told(life, _leased(self._service, step, at_most, batch_id))
 
     async def records(self, life: str | None, batch_id: str) -> Told:
         """The records of a lease that is in force."""
         return await self._told(life, _records(self._service, batch_id))
+
+    async def experts(self, life: str | None, batch_id: str, sample_id: str | None) -> Told:
+        """The routed experts of a lease that is in force, where Ray has them."""
+        told = await self._told(life, _later(self._service, batch_id, sample_id))
+        return told if told.moved else told._replace(value=await asyncio.to_thread(lend, told.value))
+
+    async def part(self, life: str | None, batch_id: str) -> Told:
+        """What is to be packed of a lease that is in force; routed experts as above."""
+        told = await self._told(life, _part(self._service, batch_id))
+        if told.moved:
+            return told
+        part, names, later = told.value
+        lent = await asyncio.to_thread(lend, later)
+        rows = [row._replace(experts=lent.get(name)) for name, row in zip(names, part.rows, strict=True)]
+        return told._replace(value=part._replace(rows=rows))
 
     async def give_back(self, life: str | None, batch_id: str) -> Told:
         """See `Shard.give_back`."""
@@ -119,9 +140,24 @@ class ShardActor:
             await asyncio.shield(asyncio.wrap_future(self._made.stop()))
 
 
-async def _leased(service: RolloutService, step: int, at_most: int, batch_id: str) -> tuple[int, Mapping[str, Any]]:
+async def _leased(
+    service: RolloutService, step: int, at_most: int, batch_id: str
+) -> tuple[int, Mapping[str, Any], bool]:
     batch = await lease(service, step, at_most, batch_id)
-    return (0, {}) if batch is None else (len(batch.groups), batch.metrics)
+    return (0, {}, False) if batch is None else (len(batch.groups), batch.metrics, bool(experts_of(batch, None)))
+
+
+async def _later(service: RolloutService, batch_id: str, sample_id: str | None) -> dict[str, Callable[[], Any]]:
+    """What reads the routed experts of a lease that is in force, whatever becomes of it."""
+    batch = service.parts.batches.lent(batch_id)
+    return {name: heavy.later() for name, heavy in experts_of(batch, sample_id).items()}
+
+
+async def _part(service: RolloutService, batch_id: str) -> tuple[Part, list[str], dict[str, Callable[[], Any]]]:
+    """What is to be packed of a lease that is in force, whose sample each row is, and what reads its routed experts."""
+    batch = service.parts.batches.lent(batch_id)
+    names = [sample.sample_id for group in batch.groups for sample in group.samples]
+    return part_of(batch), names, {name: heavy.later() for name, heavy in experts_of(batch, None).items()}
 
 
 async def _records(service: RolloutService, batch_id: str) -> list[bytes]:
@@ -136,13 +172,14 @@ class RayLease:
         metrics: their figures; none where there are no groups.
     """
 
-    __slots__ = ("_batch_id", "_shard", "count", "metrics")
+    __slots__ = ("_batch_id", "_routed", "_shard", "count", "metrics")
 
-    def __init__(self, shard: RayShard, batch_id: str, count: int, metrics: Mapping[str, Any]) -> None:
+    def __init__(self, shard: RayShard, batch_id: str, count: int, metrics: Mapping[str, Any], *, routed: bool) -> None:
         self.count = count
         self.metrics = metrics
         self._shard = shard
         self._batch_id = batch_id
+        self._routed = routed
 
     def __repr__(self) -> str:
         return f"<RayLease of {self.count} at {self._shard!r}>"
@@ -153,6 +190,20 @@ class RayLease:
             return []
         records: list[bytes] = await self._shard.ask("records", self._batch_id, within_s=_ANSWER_S)
         return records
+
+    async def experts(self, sample_id: str | None = None) -> Mapping[str, Heavy]:
+        """Routed experts, as references into Ray's store; see `Leased.experts`."""
+        if not self._routed and sample_id is None:
+            return {}
+        lent: dict[str, Heavy] = await self._shard.ask("experts", self._batch_id, sample_id, within_s=_COPY_S)
+        return lent
+
+    async def part(self) -> Part:
+        """What is to be packed, routed experts as references; see `Leased.part`."""
+        if not self.count:
+            return Part([], b"", b"")
+        part: Part = await self._shard.ask("part", self._batch_id, within_s=_COPY_S)
+        return part
 
 
 class RayShard:
@@ -181,8 +232,8 @@ class RayShard:
 
     async def lease(self, step: int, at_most: int, batch_id: str) -> RayLease:
         """See `Shard.lease`."""
-        count, metrics = await self.ask("lease", step, at_most, batch_id, within_s=_ANSWER_S)
-        return RayLease(self, batch_id, count, metrics)
+        count, metrics, routed = await self.ask("lease", step, at_most, batch_id, within_s=_ANSWER_S)
+        return RayLease(self, batch_id, count, metrics, routed=routed)
 
     async def give_back(self, batch_id: str) -> None:
         """See `Shard.give_back`."""
@@ -277,7 +328,7 @@ def _made(parts: Sequence[ShardSettings]) -> list[RayShard]:
     import ray  # noqa: PLC0415 - as above
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-    for name in ("ready_groups", "lease", "records", "give_back", "call", "wait", "stop"):
+    for name in ("ready_groups", "lease", "records", "experts", "part", "give_back", "call", "wait", "stop"):
         group = "waiting" if name in _WAITING else "control"
         ray.method(concurrency_group=group)(getattr(ShardActor, name))
     remote: Any = ray.remote

@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
@@ -19,12 +18,12 @@ import structlog
 
 from rollout_svc.assembly import prepare
 from rollout_svc.config import ClusterConfig, Config
-from rollout_svc.errors import Conflict, NotNow
 from rollout_svc.events import EventBus
 from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
 from rollout_svc.observe.metrics import Metrics
-from rollout_svc.ray.batch import Packed, Sender
+from rollout_svc.packing.parts import unreadable
+from rollout_svc.ray.batch import Contents
 from rollout_svc.ray.shard import ray_shards
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.server import serve_http
@@ -33,7 +32,7 @@ from rollout_svc.sharding.coordinator import Coordinator
 from rollout_svc.sharding.protocol import ShardLost
 from rollout_svc.tensors.ray_connection import join
 
-__all__ = ["coordinator_of", "hosted_shards", "pack_shards"]
+__all__ = ["coordinator_of", "hosted_shards", "take_shards"]
 
 _log = structlog.get_logger("serve")
 
@@ -83,20 +82,21 @@ def coordinator_of(service: object) -> Coordinator | None:
     return service if isinstance(service, Coordinator) else None
 
 
-async def pack_shards(coordinator: Coordinator, body: bodies.Batch, client: str | None, *, tensors: bool) -> Packed:
-    """Lease a batch, and make what travels of it.
+async def take_shards(coordinator: Coordinator, body: bodies.Batch, *, tensors: bool) -> Contents:
+    """Lease a batch, and take what is needed of it; its routed experts stay in Ray's store.
 
     Raises:
-        Conflict: it is asked for as tensors.
+        Conflict: it is not lent any more.
         NotNow: a shard went with its part; the same step again gives it, once that has returned.
     """
-    if tensors:
-        raise Conflict("a batch of several shards is not to be had as tensors: take it as it is", type="sharded")
     batch = await coordinator.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
-    try:
-        pieces = [piece async for piece in batch.encoded()]
-    except ShardLost as lost:
-        raise NotNow("not_enough", f"batch {batch.batch_id} is leased, and cannot be read now: {lost}") from lost
     left_s = batch.expires_at - asyncio.get_running_loop().time()
-    sender = Sender(client, tuple(body.ack), batch.batch_id, batch.step, time.time() + left_s)
-    return Packed(pieces, {}, sender, tensors=False)
+    taken = Contents(batch.batch_id, batch.step, left_s, in_shards=True)
+    try:
+        if tensors:
+            return taken._replace(tensors=await batch.to_pack())
+        record = [piece async for piece in batch.encoded()]
+        experts = {sample_id: heavy.later() for sample_id, heavy in (await batch.experts()).items()}
+    except ShardLost as lost:
+        raise unreadable(batch.batch_id, lost) from lost
+    return taken._replace(record=record, experts=experts)

@@ -18,11 +18,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from rollout_svc.configfile import REFERENCE
-from rollout_svc.errors import BadRequest, Conflict, NotFound, NotNow, RolloutError, ServiceError, SpentHandle
+from rollout_svc.errors import BadRequest, Conflict, NotFound, RolloutError, ServiceError, SpentHandle
 from rollout_svc.evaluations.evaluation import encoded_records
 from rollout_svc.packing import MEDIA_TYPE
 from rollout_svc.packing.batch import head, pack, rows
 from rollout_svc.packing.experts import pack_experts
+from rollout_svc.packing.parts import InParts, LendsParts, unreadable
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.envelope import json_answer
 from rollout_svc.service import RolloutService
@@ -109,8 +110,10 @@ async def resume(site: Site, body: bodies.Resume) -> Any:
 
 async def take_batch(site: Site, body: bodies.Batch, tensors: bool) -> web.Response:
     """Lease a batch; the same step again gives the same one while it is leased."""
-    service = one_service(site) if tensors else site.service
-    batch = await service.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
+    batch = await site.service.lease_batch(body.step, body.groups, body.timeout_s, body.ack)
+    leased: object = batch
+    if isinstance(leased, InParts):
+        return await _from_parts(leased, tensors=tensors)
     if tensors:
         taken, told = rows(batch), head(batch)
         try:
@@ -119,19 +122,23 @@ async def take_batch(site: Site, body: bodies.Batch, tensors: bool) -> web.Respo
             message = f"batch {batch.batch_id} was given up before it was sent: {error}"
             raise Conflict(message, type="lease_expired", detail={"batch_id": batch.batch_id}) from error
     parts: list[bytes] = []
-    encoded: object = batch.encoded()
-    if isinstance(encoded, AsyncIterator):
-        try:
-            return _in_pieces([part async for part in encoded], "application/json")
-        except ServiceError:
-            raise
-        except RolloutError as lost:
-            message = f"batch {batch.batch_id} is leased, and cannot be read now: {lost}"
-            raise NotNow("not_enough", message) from lost
     for part in batch.encoded():
         parts.append(part)
         await asyncio.sleep(0)  # a large batch must not hold the loop
     return _in_pieces(parts, "application/json")
+
+
+async def _from_parts(batch: InParts, *, tensors: bool) -> web.Response:
+    """Answer with a batch whose groups lie in several shards."""
+    try:
+        if not tensors:
+            return _in_pieces([piece async for piece in batch.encoded()], "application/json")
+        taken, told = await batch.to_pack()
+        return _in_pieces(await asyncio.to_thread(pack, taken, told), MEDIA_TYPE)
+    except ServiceError:
+        raise
+    except RolloutError as lost:
+        raise unreadable(batch.batch_id, lost) from lost
 
 
 def _in_pieces(parts: Sequence[bytes | memoryview], media: str) -> web.Response:
@@ -150,7 +157,11 @@ def _in_pieces(parts: Sequence[bytes | memoryview], media: str) -> web.Response:
 
 async def tensors(site: Site, sample_id: str) -> web.Response:
     """The routed experts of one sample that is lent, as safetensors."""
-    handle = one_service(site).parts.batches.experts_of(sample_id)
+    service: object = site.service
+    if isinstance(service, LendsParts):
+        handle = await service.experts_of(sample_id)
+    else:
+        handle = site.service.parts.batches.experts_of(sample_id)
     try:
         return _in_pieces(await asyncio.to_thread(pack_experts, handle), MEDIA_TYPE)
     except SpentHandle as error:

@@ -4,20 +4,27 @@ Invariants:
 
 - Its id says how many groups it has, so that a coordinator that begins anew can tell a whole batch from a part.
 - Its groups are asked for when somebody wants them; they are the same, in the same order, whoever asks.
+- Its routed experts are asked for so, too: where they lie, and nothing of them passes through here.
 - It is acknowledged as a whole: a part that was says so, and is not asked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
+from rollout_svc.heavy import Heavy
+from rollout_svc.packing.batch import Row
+from rollout_svc.packing.parts import joined
 from rollout_svc.sharding.protocol import Leased
 
 __all__ = ["MergedBatch", "groups_in", "with_groups"]
+
+T = TypeVar("T")
 
 
 def with_groups(unique: str, groups: int) -> str:
@@ -74,7 +81,55 @@ class MergedBatch:
                 first = False
         yield b"]}"
 
+    async def experts(self) -> dict[str, Heavy]:
+        """Routed experts by sample id; see `Leased.experts`.
+
+        Raises:
+            ShardLost: as `encoded` does.
+        """
+        found: dict[str, Heavy] = {}
+        for outcome in _all_of(await self._asked(lambda part: part.experts())):
+            found |= outcome
+        return found
+
+    async def experts_of(self, sample_id: str) -> Heavy | None:
+        """Those of one sample; None: it is in no part, and every part was asked.
+
+        Raises:
+            ShardLost: nobody has it who could be asked, and somebody could not.
+        """
+        outcomes = await self._asked(lambda part: part.experts(sample_id))
+        found = (outcome for outcome in outcomes if not isinstance(outcome, BaseException) and sample_id in outcome)
+        if (having := next(found, None)) is not None:
+            return having[sample_id]
+        _all_of(outcomes)
+        return None
+
+    async def to_pack(self) -> tuple[list[Row], bytes]:
+        """Its rows and its head, to be packed as tensors; raises as `experts` does."""
+        return joined(self.head(), _all_of(await self._asked(lambda part: part.part())))
+
+    async def _asked(self, ask: Callable[[Leased], Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+        """Ask every part: whoever fails holds up none of the others."""
+        return await asyncio.gather(*map(ask, self.parts.values()), return_exceptions=True)
+
     async def as_json(self) -> dict[str, Any]:
         """The same record as values."""
         record: dict[str, Any] = orjson.loads(b"".join([piece async for piece in self.encoded()]))
         return record
+
+
+def _all_of(outcomes: list[T | BaseException]) -> list[T]:
+    """What all answered; raises what one failed with, and empties the list then.
+
+    Whoever is told of the error keeps its frames: nothing may be left there of what the others answered, nor the error
+    itself, which would keep all of it until the collector comes by.
+    """
+    failed = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), None)
+    if failed is None:
+        return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+    outcomes.clear()
+    try:
+        raise failed
+    finally:
+        del failed

@@ -15,9 +15,10 @@ from typing import Any, Final
 from uuid import uuid4
 
 from rollout_svc.config import Config, WorkerConfig
-from rollout_svc.errors import Conflict, NotNow, RolloutError
+from rollout_svc.errors import Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
+from rollout_svc.packing.parts import unreadable
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import Asked, read_terms
 from rollout_svc.service import State
@@ -33,9 +34,11 @@ from rollout_svc.sharding.records import merge_status
 from rollout_svc.sharding.taking import FannedBatches
 from rollout_svc.sharding.updating import FannedWeights
 from rollout_svc.tasks import TaskOwner
+from rollout_svc.tensors import Loan, ReadHandle
 
 __all__ = ["Coordinator"]
 
+_ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 _ANSWER_S: Final = 5.0  # seconds a shard has for an answer that nothing is waited for
 
 
@@ -260,12 +263,28 @@ class Coordinator:
         try:
             return await batch.as_json()
         except ShardLost as lost:
-            raise NotNow("not_enough", f"batch {batch.batch_id} is leased, and cannot be read now: {lost}") from lost
+            raise unreadable(batch.batch_id, lost) from lost
 
     async def lease_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> MergedBatch:
         """Lease a batch, still where its groups lie: for whoever sends it on."""
         self._check_alive()
         return await self.batches.take(step, groups, timeout_s, ack)
+
+    async def experts_of(self, sample_id: str) -> ReadHandle:
+        """The routed experts of one sample that is lent, where they lie; see `Batches.experts_of`.
+
+        Raises:
+            NotFound: no batch that is lent has such a sample; `no_experts`: it has none.
+            NotNow: it may be in a shard that is lost.
+        """
+        for batch in self.batches.lent:
+            try:
+                found = await batch.experts_of(sample_id)
+            except ShardLost as lost:
+                raise unreadable(batch.batch_id, lost) from lost
+            if found is not None:
+                return ReadHandle(sample_id, found, Loan())
+        raise NotFound(f"no batch that is lent has a sample {sample_id[:_ECHO_CHARS]!r}")
 
     async def ack(self, batch_id: str) -> dict[str, Any]:
         """Consume a leased batch for good."""

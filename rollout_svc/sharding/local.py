@@ -14,12 +14,14 @@ from typing import Any, Final
 
 from rollout_svc.batch import Batch
 from rollout_svc.config import WorkerConfig
-from rollout_svc.errors import BadRequest
+from rollout_svc.errors import BadRequest, NotFound
+from rollout_svc.heavy import Heavy
+from rollout_svc.packing.parts import Part, part_of
 from rollout_svc.pause.report import PauseReport
 from rollout_svc.service import RolloutService
 from rollout_svc.sharding.split import ShardSettings
 
-__all__ = ["LocalLease", "LocalShard", "answer", "lease", "ready_groups", "records"]
+__all__ = ["LocalLease", "LocalShard", "answer", "experts_of", "lease", "ready_groups", "records"]
 
 _CALLS: Final = frozenset(
     {
@@ -67,6 +69,15 @@ def records(service: RolloutService, batch_id: str) -> list[bytes]:
     return list(service.parts.batches.lent(batch_id).records())
 
 
+def experts_of(batch: Batch, sample_id: str | None) -> dict[str, Heavy]:
+    """Routed experts of a batch that is lent; see `Leased.experts`."""
+    samples = [sample for group in batch.groups for sample in group.samples if sample_id in (None, sample.sample_id)]
+    found = {sample.sample_id: sample.experts for sample in samples if sample.experts is not None}
+    if sample_id is not None and samples and not found:
+        raise NotFound(f"sample {sample_id} has no routed experts", type="no_experts")
+    return found
+
+
 class LocalLease:
     """Groups that a shard of this process has leased.
 
@@ -95,6 +106,14 @@ class LocalLease:
     async def records(self) -> Sequence[bytes]:
         """The groups' records."""
         return [] if self.batch is None else list(self.batch.records())
+
+    async def experts(self, sample_id: str | None = None) -> Mapping[str, Heavy]:
+        """Routed experts, the shard's own."""
+        return {} if self.batch is None else experts_of(self.batch, sample_id)
+
+    async def part(self) -> Part:
+        """What is to be packed."""
+        return Part([], b"", b"") if self.batch is None else part_of(self.batch)
 
 
 class LocalShard:

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rollout_svc.errors import RolloutError
+from rollout_svc.heavy import Heavy
+from rollout_svc.packing.parts import Part
 
 __all__ = ["Leased", "Shard", "ShardLost"]
 
@@ -40,6 +42,22 @@ class Leased(Protocol):
         Raises:
             ShardLost: they went with the shard; it has them again, under the same id, in its next life.
         """
+
+    async def experts(self, sample_id: str | None = None) -> Mapping[str, Heavy]:
+        """Routed experts by sample id, of those that have some: where they lie, to be read until the lease ends.
+
+        Args:
+            sample_id: of this sample alone; nothing where it is in another part.
+
+        Raises:
+            Conflict: the lease has ended.
+            NotFound: `no_experts`: that sample has none.
+            NotNow: there is no room where they would be read.
+            ShardLost: see `records`.
+        """
+
+    async def part(self) -> Part:
+        """What is to be packed of the groups; raises as `experts` does."""
 
 
 class Shard(Protocol):

@@ -97,6 +97,11 @@ class FannedBatches:
             for batch in self._leased.values()
         ]
 
+    @property
+    def lent(self) -> list[MergedBatch]:
+        """The batches that may be read: not those that somebody acknowledged."""
+        return [batch for batch in self._leased.values() if not batch.acking]
+
     def wake(self) -> None:
         """Something changed: whoever waits looks again."""
         if self._gathering is not None:

@@ -78,9 +78,14 @@ class InRay:
             raise ValueError("the tensor was freed")
         try:
             tensor: np.ndarray[Any, Any] = ray.get(self._reference, timeout=max(0.0, timeout_s))
-        except ray.exceptions.GetTimeoutError:
-            told = f"a tensor of {self._nbytes} bytes, {self.shape}, did not come from Ray's store"
-            raise TimeoutError(f"{told} within {timeout_s:.3g} s") from None
+        except ray.exceptions.RayError as error:
+            # Ray's own frame has the error in a variable: with it the reference, and all that the callers hold, would
+            # stay until the collector comes by.
+            error = error.with_traceback(None)
+            if isinstance(error, ray.exceptions.GetTimeoutError):
+                told = f"a tensor of {self._nbytes} bytes, {self.shape}, did not come from Ray's store"
+                raise TimeoutError(f"{told} within {timeout_s:.3g} s") from None
+            raise error from None
         _TOUCHED[threading.current_thread().name] += tensor.nbytes
         tensor.setflags(write=False)
         return tensor

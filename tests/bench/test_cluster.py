@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from bench.cluster import deployments
 from bench.cluster.__main__ import CASES
-from bench.cluster.byref import ROWS, TENSOR_BYTES
+from bench.cluster.byref import LAYERS, ROWS, TOP_K
 from bench.cluster.watched import WATCHED, Counts, Judge, read_counts
 from bench.report import Missing, Point, report
 from bench.served import GROUP_SIZE
@@ -22,7 +23,7 @@ from rollout_svc.tensors.store import MemoryStore
 def test_every_case_is_there() -> None:
     """As the issue spells them; a batch of routed experts has 64 MiB."""
     assert list(CASES) == ["actor", "shards4", "pause4", "byref"]
-    assert GROUP_SIZE * TENSOR_BYTES == 64 * 2**20
+    assert GROUP_SIZE * ROWS * LAYERS * TOP_K * 2 == 64 * 2**20
     assert ROWS + 1 > PROMPT_TOKENS
 
 
@@ -56,6 +57,9 @@ async def test_a_tensor_counts_where_it_is_touched(monkeypatch: pytest.MonkeyPat
     thread.start()
     thread.join(5.0)
     assert read_counts(counts) == Counts(2000, 500)
+    other = tmp_path / "counts.another"
+    other.write_bytes((tmp_path / f"counts.{os.getpid()}").read_bytes())
+    assert read_counts(counts) == Counts(4000, 1000), "those of all processes"
 
 
 def test_the_two_deployments_differ_in_the_cluster_alone() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import orjson
 
 from rollout_svc.errors import Conflict, NotFound, NotNow
+from rollout_svc.heavy import Heavy
 from rollout_svc.ledger import ACCOUNTS
+from rollout_svc.packing.parts import Part as PackedPart
 from rollout_svc.sharding.protocol import ShardLost
 
 __all__ = ["MemoryShard", "figures"]
@@ -47,6 +49,12 @@ class Part:
 
     async def records(self) -> Sequence[bytes]:
         return [orjson.dumps({"group_id": group}) for group in self.groups]
+
+    async def experts(self, sample_id: str | None = None) -> Mapping[str, Heavy]:
+        return {}
+
+    async def part(self) -> PackedPart:
+        return PackedPart([], b"", b"")
 
 
 class MemoryShard:
