@@ -30,6 +30,7 @@ from rollout_svc.ray.shard import ray_shards
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.server import serve_http
 from rollout_svc.service import RolloutService
+from rollout_svc.sharding.book import kept_book
 from rollout_svc.sharding.coordinator import Coordinator
 from rollout_svc.sharding.protocol import ShardLost
 
@@ -62,8 +63,8 @@ async def hosted_shards(
     await asyncio.to_thread(connect, cluster.address)
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
     log_events(bus, level)
-    async with ray_shards(config) as shards:
-        coordinator = Coordinator(config, shards, bus=bus)
+    async with kept_book(config) as book, ray_shards(config) as shards:
+        coordinator = Coordinator(config, shards, bus=bus, book=book)
         # It has the calls of a service; those that only look have to be awaited, and whoever makes them does.
         service = cast("RolloutService", coordinator)
         before(service)

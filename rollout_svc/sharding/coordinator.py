@@ -24,6 +24,7 @@ from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import read_mode
 from rollout_svc.service import State
 from rollout_svc.sharding.batch import MergedBatch
+from rollout_svc.sharding.book import Book
 from rollout_svc.sharding.dealing import Dealing
 from rollout_svc.sharding.fleet import FannedFleet, Trainer, divide_trainer, seen
 from rollout_svc.sharding.keeping import Keeper
@@ -50,6 +51,7 @@ class Coordinator:
         shards: Sequence[Shard],
         *,
         bus: EventBus | None = None,
+        book: Book | None = None,
         new_id: Callable[[], str] = lambda: uuid4().hex,
         divide: Callable[[Config, Trainer, Mapping[str, int]], Mapping[str, Trainer]] = divide_trainer,
     ) -> None:
@@ -59,6 +61,7 @@ class Coordinator:
             config: the settings of the whole.
             shards: in their order.
             bus: where events go; None: nowhere.
+            book: what is to outlive this coordinator beside the shards' journals; None: nothing is.
             new_id: gives unique ids for batches.
             divide: gives each shard its part of a trainer's numbers.
         """
@@ -77,9 +80,12 @@ class Coordinator:
         self.weights = FannedWeights(
             self.members, self._tasks, self.pauses, config, pause=self.pause, resume=self._let_go
         )
+        book = book or Book()
+        book.on_failure = lambda error: self._died("book", error, critical=True)
         self.batches = FannedBatches(
             self.members,
             self._tasks,
+            book=book,
             lease_s=config.buffer.lease_s,
             answer_s=config.pause.deadline_s,
             new_id=new_id,

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from rollout_svc.errors import ConfigError, NotNow
 from rollout_svc.sharding.accounts import EMPTY, ledger_sum, settled_in
+from rollout_svc.sharding.book import Debt
 from rollout_svc.sharding.protocol import Shard, ShardLost
 from rollout_svc.sharding.reports import Silence
 from rollout_svc.tasks import TaskOwner, wait_until
@@ -46,7 +47,7 @@ class Member:
         self.ticket = 0
         self.known: dict[str, Any] | None = None
         self.heard_at = asyncio.get_running_loop().time()
-        self.owed: dict[str, Literal["ack", "give_back"]] = {}
+        self.owed: dict[str, Debt] = {}
         self.wake = asyncio.Event()
         self.refused: ConfigError | None = None
         self._tasks = tasks
