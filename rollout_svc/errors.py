@@ -75,7 +75,13 @@ def _restored(kind: type[RolloutError], args: tuple[Any, ...], carried: dict[str
 
 
 class RolloutError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base of every error raised on purpose by this package.
+
+    Attributes:
+        again_in_s: seconds until what failed is tried again, whoever asks; None: it is not.
+    """
+
+    again_in_s: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, dict(self.__dict__))

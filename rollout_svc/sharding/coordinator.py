@@ -72,6 +72,7 @@ class Coordinator:
         self.survivors: tuple[str, ...] = ()
         self.recovered: dict[str, int] = {}
         self._phase = "new"
+        self._waited = False  # somebody waited for all of them
         self._resuming = 0
         self._tasks = TaskOwner(self._died)
         journal = config.buffer.path is not None
@@ -135,8 +136,8 @@ class Coordinator:
             told = "; ".join(f"{member.shard_id}: {member.why}" for member in self.members.outside)
             raise NotNow("starting", f"shards are not in step: {told}") from None
         finally:
-            if self._phase == "starting" and self.members.inside:
-                self._phase = "running"
+            self._waited = True
+            self._changed()
 
     async def stop(self) -> None:
         """Hold every shard, and end what is kept here; the shards are ended by whoever made them."""
@@ -160,6 +161,8 @@ class Coordinator:
         self.bus.emit(event)
 
     def _changed(self) -> None:
+        if self._phase == "starting" and self._waited and self.members.inside:
+            self._phase = "running"  # with those that are there: also where the first of them came too late
         self._stirred.set()
         self.batches.wake()
 
