@@ -18,10 +18,10 @@ from typing import cast
 import structlog
 
 from rollout_svc.assembly import prepare
-from rollout_svc.config import ClusterConfig, Config
-from rollout_svc.engines.ray_connection import connect
-from rollout_svc.errors import Conflict, NotNow
+from rollout_svc.config import Config
+from rollout_svc.errors import ConfigError, Conflict, NotNow
 from rollout_svc.events import EventBus
+from rollout_svc.launching.cluster import cluster_problems
 from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
 from rollout_svc.observe.metrics import Metrics
@@ -56,11 +56,11 @@ async def hosted_shards(
         address: see `hosted`.
 
     Raises:
-        ConfigError: it cannot be used; nothing was started.
+        ConfigError: it cannot be used, or no cluster answers; nothing was started.
     """
     prepare(config)
-    cluster = config.cluster or ClusterConfig()
-    await asyncio.to_thread(connect, cluster.address)
+    if problems := await cluster_problems(config):
+        raise ConfigError(problems)
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
     log_events(bus, level)
     async with kept_book(config) as book, ray_shards(config) as shards:
