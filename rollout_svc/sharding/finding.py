@@ -54,6 +54,11 @@ class Found:
             if not self.parts[batch_id]:
                 del self.parts[batch_id]
 
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Shards that have not said what they have."""
+        return tuple(sorted(self._unseen))
+
     def settle(self, batch_id: str) -> None:
         """It is known what became of a batch."""
         self._lent.pop(batch_id, None)

@@ -34,7 +34,7 @@ from rollout_svc.sharding.members import Members, answers
 from rollout_svc.sharding.protocol import Leased
 from rollout_svc.sharding.recalling import Recalling
 from rollout_svc.sharding.shares import share_out
-from rollout_svc.sharding.shortage import shortage
+from rollout_svc.sharding.shortage import shortage, undecided
 from rollout_svc.tasks import TaskOwner, wait_until
 
 __all__ = ["FannedBatches"]
@@ -140,6 +140,8 @@ class FannedBatches:
                     lending = self._begin(self._lend(step, groups, gathering.ready, started))
                 batch = await self._lent(lending, until)
             except TimeoutError:
+                if step in self._found.steps and not self._paused():
+                    raise undecided(self._members, self._found.unseen, step) from None
                 raise shortage(self._members, gathering, groups, paused=self._paused()) from None
             finally:
                 if gathering is not None:
@@ -296,10 +298,14 @@ class FannedBatches:
             if (fate := self._fates.get(batch_id)) == "acknowledged":
                 await self._settle(batch_id, [member for member in self._members.all if batch_id in member.owed])
                 return
-            if fate is None and groups_in(batch_id) is not None and self._found.may_have(batch_id):
-                raise NotNow("starting", f"not every shard has said yet whether it has a part of batch {batch_id}")
+            if fate is None and groups_in(batch_id) is not None:
+                if self._found.may_have(batch_id):
+                    raise NotNow("starting", f"not every shard has said yet whether it has a part of batch {batch_id}")
+                fate = await self._recalling.fate(batch_id)
             if fate is None:
                 raise NotFound(f"no batch {batch_id}")
+            if fate == "acknowledged":
+                return
             raise self._over(batch_id)
         if not batch.acking:
             batch.acking = True

@@ -154,14 +154,14 @@ async def test_an_ack_that_cannot_be_noted_is_not_accepted() -> None:
 
 @virtual
 async def test_a_step_is_lent_once_over_two_coordinators() -> None:
-    """P31: a step whose batch is in a shard that has not returned yet is not lent again; then that batch is given."""
+    """P22, P31: a step whose batch is in a shard that has not returned is not lent again; then it is given."""
     async with lives() as (made, _, other):
         batch = await only_in(other, made.now, 3)
         other.die()
         await made.kill()
         again = await made.begin()
         await until(lambda: again.members.by_id["s0"].inside)
-        with pytest.raises(NotNow):
+        with pytest.raises(NotNow, match="step 3 was lent before, and its batch is looked for in the shards: s1: "):
             await again.take_batch(3, 4, 2.0)
         assert len(ids(await again.take_batch(4, 2, 10.0))) == 2, "another step does not wait"
         other.rise()
@@ -201,3 +201,24 @@ async def test_what_is_to_be_given_back_outlives_the_coordinator() -> None:
         assert one.leases == other.leases == {}
         with pytest.raises(Conflict):
             await again.ack(batch["batch_id"])
+
+
+@virtual
+async def test_an_ack_that_was_answered_to_nobody_is_remembered() -> None:
+    """P31: consumed just before the coordinator was killed, a batch is acknowledged to who asks the next one."""
+    async with lives() as (made, one, _):
+        batch = await made.now.take_batch(0, 6, 10.0)
+        await made.now.ack(batch["batch_id"])
+        gone = await made.now.take_batch(1, 4, 10.0)
+        await made.now.batches._give_back(gone["batch_id"], made.now.members.all)
+        await made.kill()
+        again = await made.begin()
+        await again.ready()
+        one.hush()
+        with pytest.raises(NotNow):
+            await again.ack("never.1-6")
+        assert (await again.ack(batch["batch_id"]))["acknowledged"]
+        one.speak()
+        await until(lambda: not again.members.outside)
+        after = await again.take_batch(2, 2, 10.0, ack=[batch["batch_id"], gone["batch_id"], "never.1-6"])
+        assert after["ack_expired"] == [gone["batch_id"], "never.1-6"]
