@@ -108,15 +108,18 @@ def serve(
     from rollout_svc.observe.logs import LEVELS, configure_logs  # noqa: PLC0415
     from rollout_svc.recovery import Restore  # noqa: PLC0415
     from rollout_svc.serve import serve as run  # noqa: PLC0415
+    from rollout_svc.sharding.outlook import shard_outlook  # noqa: PLC0415
 
     level = next((level for level in LEVELS if level == log_level), None)
     if level is None:
         raise ConfigError.at("--log-level", f"{log_level!r} is none of {', '.join(LEVELS)}")
     if dry_run:
-        _show_dry_run(settings, prepare(settings).plan)
+        plan = prepare(settings).plan
+        _show_dry_run(settings, plan, shard_outlook(settings, plan))
         return
     if preflight:
-        raise typer.Exit(_preflight(settings, prepare(settings).plan, as_json=as_json))
+        plan = prepare(settings).plan
+        raise typer.Exit(_preflight(settings, plan, shard_outlook(settings, plan), as_json=as_json))
     configure_logs(level)
     raise typer.Exit(run(settings, level, None if restore is None else Restore(restore, restore_step)))
 
@@ -128,19 +131,20 @@ def _check_usage(*rules: tuple[str, bool, str]) -> None:
             raise ConfigError.at(option, message)
 
 
-def _preflight(config: Config, plan: Plan, *, as_json: bool) -> int:
-    """Ask the engines, and show what they answered and what would fail."""
+def _preflight(config: Config, plan: Plan, shards: list[dict[str, Any]], *, as_json: bool) -> int:
+    """Ask the engines, and show what they answered, which shard each belongs to, and what would fail."""
     import asyncio  # noqa: PLC0415 - a quarter of what `--help` costs
 
     from rollout_svc.asking import preflight  # noqa: PLC0415
     from rollout_svc.observe.preflight_table import show_preflight  # noqa: PLC0415 - rich
 
-    report = asyncio.run(preflight(config, plan))
+    report = asyncio.run(preflight(config, plan)) | {"shards": shards}
     _answer(report, as_json=as_json, show=show_preflight)
     return 0 if report["ok"] else _FAILED
 
 
-def _show_dry_run(config: Config, plan: Plan) -> None:
+def _show_dry_run(config: Config, plan: Plan, shards: list[dict[str, Any]]) -> None:
+    from rollout_svc.observe.preflight_table import shard_lines  # noqa: PLC0415 - rich
     from rollout_svc.producer.schedule import first_window  # noqa: PLC0415 - as above
 
     typer.echo(dump_config(config).rstrip())
@@ -149,6 +153,10 @@ def _show_dry_run(config: Config, plan: Plan) -> None:
     typer.echo("\n# schedule, at the start")
     for key, value in first_window(config, plan).items():
         typer.echo(f"{key + ':':12} {value}")
+    if shards:
+        typer.echo("\n# shards")
+        for line in shard_lines(shards):
+            typer.echo(line)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
     RolloutError
     ├── ConfigError             settings that cannot be used; carries every `Problem`, with its dotted path
+    │   └── InUse               what they name is another process's now, and may be free later
     ├── IllegalTransition       a sample or group was asked for a move its state forbids
     ├── StaleAttempt            a write came with a revoked attempt (counted late_discarded)
     ├── SpentHandle             a tensor handle was used after it was taken or released; says by whom
@@ -41,6 +42,7 @@ __all__ = [
     "DrainFailed",
     "Gone",
     "IllegalTransition",
+    "InUse",
     "Interrupted",
     "JudgeFailed",
     "LedgerImbalance",
@@ -73,7 +75,13 @@ def _restored(kind: type[RolloutError], args: tuple[Any, ...], carried: dict[str
 
 
 class RolloutError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base of every error raised on purpose by this package.
+
+    Attributes:
+        again_in_s: seconds until what failed is tried again, whoever asks; None: it is not.
+    """
+
+    again_in_s: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, dict(self.__dict__))
@@ -106,6 +114,10 @@ class ConfigError(RolloutError):
     def at(cls, path: str, message: str) -> Self:
         """Make the error for a single problem."""
         return cls((Problem(path, message),))
+
+
+class InUse(ConfigError):
+    """Raised when what a configuration names is another process's now: a journal, a port. It may be free later."""
 
 
 class IllegalTransition(RolloutError):

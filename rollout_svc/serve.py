@@ -4,24 +4,27 @@ Invariants:
 
 - SIGUSR1 writes who is stuck to the log, whatever state the service is in; it changes nothing.
 - The first SIGINT or SIGTERM drains and exits 0; the second exits at once.
-- Nothing is started before the configuration was found to work and the port was bound.
+- Nothing is started before the configuration was found to work and the port was bound. Shards are made before it, for
+  what they are is asked there; they have ended, with their engines, when the process does.
 - Exit codes: 0 stopped on request, 1 it ran and failed, 2 bad configuration.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import structlog
 
 from rollout_svc.config import Config
-from rollout_svc.errors import ConfigError, ServiceError
+from rollout_svc.errors import ConfigError, NotNow, ServiceError
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.hosting import calm_collector, hosted
 from rollout_svc.loop import new_event_loop
@@ -62,10 +65,25 @@ def serve(config: Config, level: Level = "info", restore: Restore | None = None)
 
 async def _serve(config: Config, level: Level, restore: Restore | None) -> tuple[int, tuple[str, ...]]:
     stop, failed = asyncio.Event(), asyncio.Event()
-    async with hosted(config, level, restore, before=_prepare(stop, failed)) as (service, url):
+    async with _hosted(config, level, restore, _prepare(stop, failed)) as (service, url):
         _say(f"service.listening url={url}")
         code = await _run(service, url, stop, failed)
     return code, service.survivors
+
+
+def _hosted(
+    config: Config, level: Level, restore: Restore | None, before: Callable[[RolloutService], None]
+) -> AbstractAsyncContextManager[tuple[RolloutService, str]]:
+    """Start the service, or shards that are one; what only looks has to be awaited over those."""
+    shards = config.producer.shards
+    if shards == 1:
+        return hosted(config, level, restore, before=before)
+    if restore is not None:
+        words = f"makes one journal of a snapshot, and {shards} shards (producer.shards) have one each: leave it out"
+        raise ConfigError.at("--restore", words)
+    from rollout_svc.ray.sharded import hosted_shards  # noqa: PLC0415 - what it needs of Ray is not for all
+
+    return hosted_shards(config, level, before)
 
 
 def _prepare(stop: asyncio.Event, failed: asyncio.Event) -> Callable[[RolloutService], None]:
@@ -76,7 +94,7 @@ def _prepare(stop: asyncio.Event, failed: asyncio.Event) -> Callable[[RolloutSer
             _show_weights(service.bus)
         service.bus.subscribe(ComponentDied, lambda _: failed.set())
         _on_signals(stop)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _tell_stuck, service)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _on_stuck, service)
 
     return prepare
 
@@ -91,12 +109,12 @@ async def _run(service: RolloutService, url: str, stop: asyncio.Event, failed: a
             return EXIT_OK
         try:
             ready.result()
-        except StartFailed as error:
+        except (StartFailed, NotNow) as error:
             sys.stderr.write(f"{error}\n")
             return EXIT_FAILED
         calm_collector()
         _say(f"service.ready url={url}")
-        _log.info("service.running", plan=service.concurrency())
+        _log.info("service.running", plan=await _answer(service.concurrency()))
         while not stop.is_set():
             dying = asyncio.ensure_future(failed.wait())
             await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,10 +153,25 @@ def _on_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, handle)
 
 
-def _tell_stuck(service: RolloutService) -> None:
+def _on_stuck(service: RolloutService) -> None:
+    """Have who is stuck written to the log."""
+    telling = asyncio.ensure_future(_tell_stuck(service))
+    _TELLING.add(telling)
+    telling.add_done_callback(_TELLING.discard)
+
+
+_TELLING: Final[set[asyncio.Future[None]]] = set()  # a task that nobody holds may be collected
+
+
+async def _answer(told: Any) -> Any:
+    """What a call that only looks says: over shards it has to be awaited."""
+    return await told if inspect.isawaitable(told) else told
+
+
+async def _tell_stuck(service: RolloutService) -> None:
     """Write who is stuck to the log: a line with the counts, then one for each, a few at a time."""
     try:
-        stuck = service.stuck()
+        stuck = await _answer(service.stuck())
     except ServiceError as error:  # not started yet
         _log.warning("stuck.nobody", why=str(error))
         return

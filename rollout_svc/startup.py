@@ -52,7 +52,9 @@ async def refuse_taken(config: Config) -> None:
             process is one loop.
     """
     if config.producer.shards > 1:
-        words = "are made by `rollout_svc.ray.start`: a service that is started like this is one event loop"
+        words = (
+            "are made by `rollout-svc serve` and `rollout_svc.ray.start`: a service made like this is one event loop"
+        )
         raise ConfigError.at("producer.shards", words)
     if any(worker.launch is not None for worker in config.workers):
         problems = [*await cluster_problems(config), *await asyncio.to_thread(taken_addresses, config)]

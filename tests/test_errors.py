@@ -15,6 +15,7 @@ from rollout_svc.errors import ConfigError, NotNow, Problem, RolloutError, Servi
 
 MADE = (
     ConfigError([Problem("a.b", "is wrong"), Problem("", "is worse")]),
+    errors.InUse.at("buffer.path", "is in use"),
     NotNow("paused", "not now", detail={"ready": 1, "wanted": 4}, retry_after_s=2.5),
     errors.BadRequest.at("step", "expected a number"),
     errors.Conflict("an old ticket", type="ticket", detail={"ticket": 3}),

@@ -22,7 +22,8 @@ def shard_misfits(config: Config) -> Iterator[tuple[tuple[str | int, ...], str]]
         return
     here = ("producer", "shards")
     if config.cluster is None:
-        yield here, f"{shards} shards are actors of a cluster: give `cluster: ray`, or leave this out"
+        words = "give `cluster: ray` (`ray start --head` makes this machine one), or leave this out"
+        yield here, f"{shards} shards are actors of a cluster: {words}"
     if config.buffer.path is None:
         words = (
             f"is required with {shards} shards: one that dies is started again while the others go on, and has its "

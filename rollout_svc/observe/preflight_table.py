@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["show_preflight"]
+__all__ = ["shard_lines", "show_preflight"]
 
 _COLUMNS: Final = {
     "engine": "dialect",
@@ -36,6 +36,8 @@ def show_preflight(report: dict[str, Any]) -> None:
     if report["cluster"] is not None:
         for line in _of_cluster(report["cluster"]):
             _print(console, line)
+    for line in shard_lines(report.get("shards", [])):
+        _print(console, line)
     plan = {key: value for key, value in report["plan"].items() if key != "warnings"}
     _print(console, "plan: " + "  ".join(f"{key} {value}" for key, value in plan.items()))
     for warning in report["plan"]["warnings"]:
@@ -48,6 +50,15 @@ def show_preflight(report: dict[str, Any]) -> None:
         _print(console, "nothing would fail", "green")
     else:
         _print(console, f"{len(report['problems'])} would fail", "red")
+
+
+def shard_lines(shards: list[dict[str, Any]]) -> list[str]:
+    """A line for each shard: its share of a batch, and what its workers will be called."""
+    return [
+        f"shard {shard['id']}: groups={shard['groups']} limit={shard['limit']} journal={shard['journal']} "
+        f"workers={','.join(f'{here}={there}' for there, here in shard['workers'].items())}"
+        for shard in shards
+    ]
 
 
 def _print(console: Console, line: str, style: str | None = None) -> None:

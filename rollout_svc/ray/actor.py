@@ -5,8 +5,8 @@ Invariants:
 - The service has a thread and an event loop of its own: what Ray serialises or waits for holds up no engine.
 - Control calls have a concurrency group of their own: they never queue behind batches that are waited for.
 - What is given is checked by the models of the control API, so that a mistake is the same error either way.
-- An actor whose service could not be made is there all the same, and says why at every call: an error in a constructor
-  would reach nobody but as text.
+- An actor whose service could not be made is there all the same, and says why at every call, and when it tries again:
+  an error in a constructor would reach nobody but as text.
 - An actor that was started again goes on from the journal, as any process of the service does.
 """
 
@@ -23,8 +23,9 @@ from rollout_svc.config import Config
 from rollout_svc.errors import BadRequest
 from rollout_svc.evaluations.evaluation import encoded_records
 from rollout_svc.ray.batch import Contents, Encoded, Packed, contents, pack
+from rollout_svc.ray.making import Making
 from rollout_svc.ray.sharded import coordinator_of, hosted_shards, take_shards
-from rollout_svc.ray.thread import Failure, ServiceThread
+from rollout_svc.ray.thread import ServiceThread
 from rollout_svc.rpc import arguments, bodies
 from rollout_svc.rpc.reading import checked
 from rollout_svc.service import RolloutService
@@ -46,21 +47,18 @@ class ServiceActor:
     """The calls of `RolloutClient`, as methods of an actor; each returns the record that the control API answers."""
 
     def __init__(self, config: Config) -> None:
-        """Start the service; where that fails every call raises what it failed with."""
-        self._made: ServiceThread | None = None
-        self._failure = Failure()
-        try:
+        """Start the service; until it is made every call raises what keeps it from that."""
+
+        def make() -> ServiceThread:
             address = _node_address()
             host = partial(hosted_shards, level="info", address=address) if config.producer.shards > 1 else None
-            self._made = ServiceThread(config, address, host)
-        except Exception as error:  # noqa: BLE001 - told to whoever calls, whatever it is
-            self._failure = Failure(error)
+            return ServiceThread(config, address, host)
+
+        self._making = Making(make)
 
     @property
     def _thread(self) -> ServiceThread:
-        if self._made is None:
-            raise self._failure.again()
-        return self._made
+        return self._making.get()
 
     @property
     def _service(self) -> RolloutService:
@@ -85,12 +83,13 @@ class ServiceActor:
 
     async def stop(self) -> None:
         """Drain under the pause deadline, and end everything; idempotent."""
-        if self._made is not None:
-            await asyncio.shield(asyncio.wrap_future(self._made.stop()))
+        if (made := self._making.stop()) is not None:
+            await asyncio.shield(asyncio.wrap_future(made.stop()))
 
     async def stops_within(self) -> float:
         """Say how many seconds `stop` may take."""
-        return 0.0 if self._made is None else self._made.stop_s
+        made = self._making.made
+        return 0.0 if made is None else made.stop_s
 
     async def touched(self) -> dict[str, int]:
         """Bytes of heavy tensors that each thread of the actor has copied or looked at, by its name."""

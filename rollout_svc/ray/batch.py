@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -214,8 +215,8 @@ class Borrowed:
 
     __slots__ = ("_name", "_stored", "_until", "nbytes", "shape")
 
-    def __init__(self, name: str, stored: InRay, until: float) -> None:
-        """Make one of what is lent until `until`, wall-clock seconds since the epoch."""
+    def __init__(self, name: str, stored: InRay, until: float = math.inf) -> None:
+        """Make one of what is lent until `until`, wall-clock seconds since the epoch; infinite: another ends it."""
         self.nbytes = stored.nbytes
         self.shape = stored.shape
         self._name = name

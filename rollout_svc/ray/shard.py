@@ -28,7 +28,8 @@ from rollout_svc.hosting import hosted
 from rollout_svc.packing.parts import Part, part_of
 from rollout_svc.ray.batch import lend
 from rollout_svc.ray.lasting import stop_s
-from rollout_svc.ray.thread import Failure, ServiceThread
+from rollout_svc.ray.making import Making
+from rollout_svc.ray.thread import ServiceThread
 from rollout_svc.service import RolloutService
 from rollout_svc.sharding.local import answer, experts_of, lease, ready_groups, records
 from rollout_svc.sharding.protocol import ShardLost
@@ -65,30 +66,27 @@ class ShardActor:
     """A service that is a shard, in an actor."""
 
     def __init__(self, config: Config, portion: Portion) -> None:
-        """Start it; where that fails every call raises what it failed with."""
+        """Start it; until it is made every call raises what keeps it from that."""
         self._life = secrets.token_hex(8)
-        self._made: ServiceThread | None = None
-        self._failure = Failure()
-        try:
-            self._made = ServiceThread(config, host=lambda config: hosted(config, "info", portion=portion))
-        except Exception as error:  # noqa: BLE001 - an error in a constructor would reach nobody but as text
-            self._failure = Failure(error)
+        self._making = Making(
+            lambda: ServiceThread(config, host=lambda config: hosted(config, "info", portion=portion))
+        )
 
     async def _told(self, life: str | None, call: Coroutine[Any, Any, T]) -> Told:
         """Make a call in the service's loop, if it is to this life."""
         if life not in (None, self._life):
             call.close()
             return Told(self._life, None, moved=True)
-        if self._made is None:
+        try:
+            made = self._making.get()
+        except BaseException:
             call.close()
-            raise self._failure.again()
-        return Told(self._life, await self._made.ask(call))
+            raise
+        return Told(self._life, await made.ask(call))
 
     @property
     def _service(self) -> RolloutService:
-        if self._made is None:
-            raise self._failure.again()
-        return self._made.service
+        return self._making.get().service
 
     async def ready_groups(self, life: str | None, step: int, wanted: int, timeout_s: float) -> Told:
         """See `Shard.ready_groups`."""
@@ -130,14 +128,14 @@ class ShardActor:
         if name != "ready":
             return await self._told(life, answer(self._service, name, given))
         told = await self._told(life, asyncio.sleep(0))
-        if told.moved or self._made is None:
+        if told.moved:
             return told
-        return told._replace(value=await asyncio.shield(asyncio.wrap_future(self._made.ready)))
+        return told._replace(value=await asyncio.shield(asyncio.wrap_future(self._making.get().ready)))
 
     async def stop(self) -> None:
         """Drain under the pause deadline, and end everything but the actor."""
-        if self._made is not None:
-            await asyncio.shield(asyncio.wrap_future(self._made.stop()))
+        if (made := self._making.stop()) is not None:
+            await asyncio.shield(asyncio.wrap_future(made.stop()))
 
 
 async def _leased(

@@ -17,8 +17,10 @@ from typing import cast
 import structlog
 
 from rollout_svc.assembly import prepare
-from rollout_svc.config import ClusterConfig, Config
+from rollout_svc.config import Config
+from rollout_svc.errors import ConfigError
 from rollout_svc.events import EventBus
+from rollout_svc.launching.cluster import cluster_problems
 from rollout_svc.observe.log_events import log_events
 from rollout_svc.observe.logs import Level
 from rollout_svc.observe.metrics import Metrics
@@ -28,9 +30,9 @@ from rollout_svc.ray.shard import ray_shards
 from rollout_svc.rpc import bodies
 from rollout_svc.rpc.server import serve_http
 from rollout_svc.service import RolloutService
+from rollout_svc.sharding.book import kept_book
 from rollout_svc.sharding.coordinator import Coordinator
 from rollout_svc.sharding.protocol import ShardLost
-from rollout_svc.tensors.ray_connection import join
 
 __all__ = ["coordinator_of", "hosted_shards", "take_shards"]
 
@@ -54,15 +56,15 @@ async def hosted_shards(
         address: see `hosted`.
 
     Raises:
-        ConfigError: it cannot be used; nothing was started.
+        ConfigError: it cannot be used, or no cluster answers; nothing was started.
     """
     prepare(config)
-    cluster = config.cluster or ClusterConfig()
-    await asyncio.to_thread(join, cluster.address)
+    if problems := await cluster_problems(config):
+        raise ConfigError(problems)
     bus = EventBus(on_error=lambda event, error: _log.error("subscriber.failed", event_type=type(event), error=error))
     log_events(bus, level)
-    async with ray_shards(config) as shards:
-        coordinator = Coordinator(config, shards, bus=bus)
+    async with kept_book(config) as book, ray_shards(config) as shards:
+        coordinator = Coordinator(config, shards, bus=bus, book=book)
         # It has the calls of a service; those that only look have to be awaited, and whoever makes them does.
         service = cast("RolloutService", coordinator)
         before(service)

@@ -312,6 +312,8 @@ class ShardRecord(Record):
     """Why it is held."""
     life: Natural | None
     """How often it was started, when it was last in step; null: it never was."""
+    again_in_s: float | None = None
+    """Seconds until a shard that could not be made is tried again by itself; null: it is not, or need not be."""
 
 
 class Status(Record):

@@ -11,7 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
-from rollout_svc.errors import ConfigError
+from rollout_svc.errors import ConfigError, InUse
 from rollout_svc.rpc.app import build_app
 from rollout_svc.rpc.door import Runner
 from rollout_svc.service import RolloutService
@@ -33,7 +33,8 @@ async def serve_http(
         address: of this machine, for the url where the service listens at all of its addresses; None: what is bound.
 
     Raises:
-        ConfigError: at `service.port` or `service.host` when the address cannot be bound.
+        InUse: at `service.port`.
+        ConfigError: at `service.host` when the address cannot be bound.
     """
     config = service.config.service
     # A caller that leaves ends its own wait: takes and pauses are carried by tasks of the service.
@@ -44,9 +45,10 @@ async def serve_http(
         try:
             await site.start()
         except OSError as error:
-            where = "service.port" if "in use" in str(error) else "service.host"
             message = f"cannot bind {config.host}:{config.port}: {error.strerror or error}"
-            raise ConfigError.at(where, message) from error
+            if "in use" in str(error):
+                raise InUse.at("service.port", message) from error
+            raise ConfigError.at("service.host", message) from error
         port = runner.addresses[0][1]
         told = address if address is not None and config.host in _EVERYWHERE else config.host
         host = f"[{told}]" if ":" in told else told

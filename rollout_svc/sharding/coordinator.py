@@ -23,6 +23,7 @@ from rollout_svc.pause.report import PauseReport
 from rollout_svc.pause.request import Asked, read_terms
 from rollout_svc.service import State
 from rollout_svc.sharding.batch import MergedBatch
+from rollout_svc.sharding.book import Book
 from rollout_svc.sharding.dealing import Dealing
 from rollout_svc.sharding.fleet import FannedFleet, Trainer, divide_trainer, seen
 from rollout_svc.sharding.keeping import Keeper
@@ -51,6 +52,7 @@ class Coordinator:
         shards: Sequence[Shard],
         *,
         bus: EventBus | None = None,
+        book: Book | None = None,
         new_id: Callable[[], str] = lambda: uuid4().hex,
         divide: Callable[[Config, Trainer, Mapping[str, int]], Mapping[str, Trainer]] = divide_trainer,
     ) -> None:
@@ -60,6 +62,7 @@ class Coordinator:
             config: the settings of the whole.
             shards: in their order.
             bus: where events go; None: nowhere.
+            book: what is to outlive this coordinator beside the shards' journals; None: nothing is.
             new_id: gives unique ids for batches.
             divide: gives each shard its part of a trainer's numbers.
         """
@@ -70,6 +73,7 @@ class Coordinator:
         self.survivors: tuple[str, ...] = ()
         self.recovered: dict[str, int] = {}
         self._phase = "new"
+        self._waited = False  # somebody waited for all of them
         self._resuming = 0
         self._tasks = TaskOwner(self._died)
         journal = config.buffer.path is not None
@@ -78,9 +82,12 @@ class Coordinator:
         self.weights = FannedWeights(
             self.members, self._tasks, self.pauses, config, pause=self.pause, resume=self._let_go
         )
+        book = book or Book()
+        book.on_failure = lambda error: self._died("book", error, critical=True)
         self.batches = FannedBatches(
             self.members,
             self._tasks,
+            book=book,
             lease_s=config.buffer.lease_s,
             answer_s=config.pause.deadline_s,
             new_id=new_id,
@@ -130,8 +137,8 @@ class Coordinator:
             told = "; ".join(f"{member.shard_id}: {member.why}" for member in self.members.outside)
             raise NotNow("starting", f"shards are not in step: {told}") from None
         finally:
-            if self._phase == "starting" and self.members.inside:
-                self._phase = "running"
+            self._waited = True
+            self._changed()
 
     async def stop(self) -> None:
         """Hold every shard, and end what is kept here; the shards are ended by whoever made them."""
@@ -155,6 +162,8 @@ class Coordinator:
         self.bus.emit(event)
 
     def _changed(self) -> None:
+        if self._phase == "starting" and self._waited and self.members.inside:
+            self._phase = "running"  # with those that are there: also where the first of them came too late
         self._stirred.set()
         self.batches.wake()
 

@@ -21,9 +21,16 @@ class Found:
         parts: by batch and shard: the step, and how many groups.
     """
 
-    def __init__(self, shards: Iterable[str]) -> None:
+    def __init__(self, shards: Iterable[str], lent: Mapping[str, int]) -> None:
+        """Begin.
+
+        Args:
+            shards: all of them; none has said anything yet.
+            lent: by batch, the step for which an earlier coordinator lent it, as far as that is known.
+        """
         self.parts: dict[str, dict[str, tuple[int, int]]] = {}
         self._unseen = set(shards)
+        self._lent = dict(lent)
 
     def see(self, shard: str, leases: Iterable[Mapping[str, Any]], known: Iterable[str]) -> None:
         """A shard said what it has leased; batches that are known here are left alone."""
@@ -47,6 +54,24 @@ class Found:
             if not self.parts[batch_id]:
                 del self.parts[batch_id]
 
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Shards that have not said what they have."""
+        return tuple(sorted(self._unseen))
+
+    def settle(self, batch_id: str) -> None:
+        """It is known what became of a batch."""
+        self._lent.pop(batch_id, None)
+
+    def absent(self) -> list[str]:
+        """Take those that were lent, and that no shard has: all have said so."""
+        if self._unseen:
+            return []
+        gone = [batch_id for batch_id in self._lent if batch_id not in self.parts]
+        for batch_id in gone:
+            del self._lent[batch_id]
+        return gone
+
     def verdict(self, batch_id: str) -> Literal["whole", "part", "unknown"]:
         """What is there of a batch."""
         if sum(groups for _, groups in self.parts[batch_id].values()) == groups_in(batch_id):
@@ -59,5 +84,5 @@ class Found:
 
     @property
     def steps(self) -> frozenset[int]:
-        """Steps whose batch may be one of these."""
-        return frozenset(self.step_of(batch_id) for batch_id in self.parts)
+        """Steps whose batch may be one of these, or in a shard that has not spoken yet."""
+        return frozenset({*(self.step_of(batch_id) for batch_id in self.parts), *self._lent.values()})

@@ -61,7 +61,7 @@ class Keeper:
             except ConfigError as error:
                 member.refuse(error)
             except RolloutError as error:
-                member.fall(str(error))
+                member.fall(str(error), error.again_in_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await member.wake.wait()

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from rollout_svc.errors import ConfigError, NotNow
 from rollout_svc.sharding.accounts import EMPTY, ledger_sum, settled_in
+from rollout_svc.sharding.book import Debt
 from rollout_svc.sharding.protocol import Shard, ShardLost
 from rollout_svc.sharding.reports import Silence
 from rollout_svc.tasks import TaskOwner, wait_until
@@ -46,9 +47,10 @@ class Member:
         self.ticket = 0
         self.known: dict[str, Any] | None = None
         self.heard_at = asyncio.get_running_loop().time()
-        self.owed: dict[str, Literal["ack", "give_back"]] = {}
+        self.owed: dict[str, Debt] = {}
         self.wake = asyncio.Event()
         self.refused: ConfigError | None = None
+        self._again_at: float | None = None
         self._tasks = tasks
         self._journal = journal
         self._changed = changed
@@ -82,24 +84,29 @@ class Member:
 
     def as_json(self) -> dict[str, Any]:
         """What status says of it."""
-        return {"id": self.shard_id, "state": "held" if self.why else "in_step", "reason": self.why, "life": self.life}
+        left_s = None
+        if self._again_at is not None:
+            left_s = round(max(0.0, self._again_at - asyncio.get_running_loop().time()), 1)
+        state = "held" if self.why else "in_step"
+        return {"id": self.shard_id, "state": state, "reason": self.why, "life": self.life, "again_in_s": left_s}
 
-    def fall(self, why: str) -> None:
-        """It is out of step from now on, until somebody brings it back."""
+    def fall(self, why: str, again_in_s: float | None = None) -> None:
+        """It is out of step from now on, until somebody brings it back; it says when it tries again, if it does."""
         fell, self.why = not self.why, why
+        self._again_at = None if again_in_s is None else asyncio.get_running_loop().time() + again_in_s
         self.wake.set()
         if fell:
             self._changed()
 
     def refuse(self, error: ConfigError) -> None:
-        """It is out of step, and asking again is no use."""
+        """It is out of step, and waiting for it is no use; it may still come where it says when it tries again."""
         self.refused = error
-        self.fall(str(error))
+        self.fall(str(error), error.again_in_s)
         self._changed()  # who waits for it waits in vain
 
     def enter(self, life: int) -> None:
         """It is in step, in this life."""
-        self.life, self.why, self.refused = life, "", None
+        self.life, self.why, self.refused, self._again_at = life, "", None, None
         self._changed()
 
     def hear(self, status: dict[str, Any]) -> None:

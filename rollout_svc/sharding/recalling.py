@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rollout_svc.errors import Conflict, NotFound
+from rollout_svc.errors import Conflict, NotFound, NotNow
 from rollout_svc.sharding.batch import MergedBatch
 from rollout_svc.sharding.figures import merge_figures
 from rollout_svc.sharding.finding import Found
@@ -95,6 +95,25 @@ class Recalling:
             ends = asyncio.get_running_loop().time() + self._lease_s
             del self._found.parts[batch_id]
             self._recalled(batch_id, MergedBatch(batch_id, step, leased, lives, metrics, ends), "")
+
+    async def fate(self, batch_id: str) -> str | None:
+        """What became of a batch that no shard has leased, which they remember; None: there never was one.
+
+        Raises:
+            NotNow: who would know does not answer.
+        """
+        until = asyncio.get_running_loop().time() + self._answer_s
+        told = await self._members.fan(
+            self._members.all, lambda member: member.call("ack", {"batch_id": batch_id}, until)
+        )
+        if answers(told):
+            return "acknowledged"
+        if any(isinstance(outcome, Conflict) for outcome in told.values()):
+            return "expired"
+        silent = [shard for shard, outcome in told.items() if not isinstance(outcome, NotFound)]
+        if silent:
+            raise NotNow("not_enough", f"what became of batch {batch_id} is not known while {silent} do not answer")
+        return None
 
     async def _finish(self, batch_id: str) -> None:
         """End what is there of it, or consume it where another part is consumed."""

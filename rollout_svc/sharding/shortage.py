@@ -5,6 +5,7 @@ Invariant: who lacks is named, with its own reason; that it can never be is said
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rollout_svc.errors import NotNow, NotNowType
@@ -12,7 +13,7 @@ from rollout_svc.sharding.gathering import Gathering
 from rollout_svc.sharding.members import Members
 from rollout_svc.sharding.shares import share_out
 
-__all__ = ["shortage"]
+__all__ = ["shortage", "undecided"]
 
 
 def shortage(members: Members, gathering: Gathering | None, groups: int, *, paused: bool) -> NotNow:
@@ -47,3 +48,11 @@ def shortage(members: Members, gathering: Gathering | None, groups: int, *, paus
     total = sum(ready.values())
     detail = {"ready": total, "wanted": groups, "can_be_met": not hopeless, "shards": shards}
     return NotNow(kind, f"{total} of {groups} groups are ready: {told}", detail=detail)
+
+
+def undecided(members: Members, unseen: Iterable[str], step: int) -> NotNow:
+    """Say that a step was lent by an earlier coordinator, and who may still have a part of its batch."""
+    shards = {shard: {"reason": members.by_id[shard].why} for shard in unseen}
+    told = "; ".join(f"{name}: {one['reason']}" for name, one in shards.items()) or "its parts are being looked at"
+    message = f"step {step} was lent before, and its batch is looked for in the shards: {told}"
+    return NotNow("not_enough", message, detail={"can_be_met": True, "shards": shards})

@@ -9,8 +9,8 @@ Invariants:
   are those of the whole, exactly.
 - A limit that protects somebody else (a task's groups, a judger's calls, bytes) is never exceeded by the sum. What only
   costs room here (processes of judges, evaluations, sessions) is divided, and one at least for each.
-- A shard's lease ends after the whole's, so that none is over where its batch is not. The coordinator ends it before;
-  the shard's own end is for what nobody is left to end.
+- A shard ends no lease of its own accord: whether a batch is over is the coordinator's to say. An ack that was accepted
+  in time holds however long the shard, or all of them, are away.
 - Files have a name for each shard: the whole's, with the shard's behind it.
 """
 
@@ -29,7 +29,7 @@ from rollout_svc.plan import batch_of
 
 __all__ = ["ShardSettings", "apportion", "deal", "shard_for", "shard_trainers", "split"]
 
-_YEAR_S: Final = 31_536_000.0  # the longest time a setting may have
+_YEAR_S: Final = 31_536_000.0  # the longest time a setting may have: as good as for ever
 _DIGITS: Final = 9  # of a fraction of a batch: batches are far smaller than 10**9 groups
 
 
@@ -162,20 +162,11 @@ def _sections(config: Config, index: int, capacities: list[int], batches: list[i
         "buffer": {
             "path": filed(config.buffer.path),
             "max_bytes": None if max_bytes is None else max(1, max_bytes // count),
-            "lease_s": _lease_s(config),
+            "lease_s": _YEAR_S,
         },
         "trajectories": {"path": filed(config.trajectories.path)},
     }
     return {name: getattr(config, name).model_copy(update=update) for name, update in changes.items()}
-
-
-def _lease_s(config: Config) -> float:
-    """How long a shard's part is lent at most: twice as long as the whole, and what may come between.
-
-    An ack that was accepted in time is still carried out, by a shard that has to start first too; and a coordinator
-    that begins anew lends what it finds for as long once more.
-    """
-    return min(2 * config.buffer.lease_s + config.start_timeout_s + 2 * config.pause.deadline_s, _YEAR_S)
 
 
 def _tasks(tasks: Sequence[TaskConfig], index: int, batches: list[int]) -> tuple[TaskConfig, ...]:

@@ -6,10 +6,11 @@ Invariants:
 - A batch is lent when every part of it is leased; what cannot be completed is given back, also by a shard that was lost
   before it could say what it leased: it owes that, and pays before it opens.
 - The lease of the whole ends before that of any part, in one step, so that no part is consumed of a batch that expired.
-- An ack is for good once it was accepted: a shard that is lost meanwhile consumes its part when it returns.
+- An ack is for good once it was accepted: a shard that is lost meanwhile consumes its part when it returns, also where
+  the coordinator is lost before that.
 - A batch of which a part is gone, with a shard that keeps no journal, is ended everywhere.
 - Leases outlive the coordinator: another finds them in the shards, and what is not whole is ended, or, where a part was
-  consumed, acknowledged.
+  consumed, acknowledged. A step that was lent is not lent again before every shard has said what it has.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rollout_svc.batch import check_take
+from rollout_svc.buffer.journal.writer import JournalFailed
 from rollout_svc.errors import Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.sharding.batch import MergedBatch, groups_in, with_groups
+from rollout_svc.sharding.book import Book, Debt
 from rollout_svc.sharding.figures import merge_figures
 from rollout_svc.sharding.finding import Found
 from rollout_svc.sharding.gathering import Gathering
@@ -31,13 +34,14 @@ from rollout_svc.sharding.members import Members, answers
 from rollout_svc.sharding.protocol import Leased
 from rollout_svc.sharding.recalling import Recalling
 from rollout_svc.sharding.shares import share_out
-from rollout_svc.sharding.shortage import shortage
+from rollout_svc.sharding.shortage import shortage, undecided
 from rollout_svc.tasks import TaskOwner, wait_until
 
 __all__ = ["FannedBatches"]
 
 _REMEMBERED: Final = 1024  # ended batches whose fate is still told to a late ack
 _LEND_S: Final = 5.0  # seconds a take may last longer while its groups, which are there, are leased
+_FATES: Final[dict[Debt, str]] = {"ack": "acknowledged", "give_back": "expired"}
 _AGAIN_S: Final = 0.05  # seconds before a batch that could not be leased whole is tried again
 
 
@@ -49,6 +53,7 @@ class FannedBatches:
         members: Members,
         tasks: TaskOwner,
         *,
+        book: Book,
         lease_s: float,
         answer_s: float,
         new_id: Callable[[], str],
@@ -61,6 +66,7 @@ class FannedBatches:
         Args:
             members: the shards.
             tasks: who carries a lease, and an ack.
+            book: what has to outlive the coordinator, and is in no shard.
             lease_s: seconds a batch is lent for.
             answer_s: seconds a shard has to lease its part, or to consume it.
             new_id: gives unique ids.
@@ -70,6 +76,7 @@ class FannedBatches:
         """
         self._members = members
         self._tasks = tasks
+        self._book = book
         self._lease_s = lease_s
         self._answer_s = answer_s
         self._new_id = new_id
@@ -80,7 +87,11 @@ class FannedBatches:
         self._leased: dict[str, MergedBatch] = {}
         self._fates: dict[str, str] = {}
         self._turn = asyncio.Lock()
-        self._found = Found(members.by_id)
+        for shard, owed in book.earlier.owed.items():
+            members.by_id[shard].owed.update(owed)
+            self._fates.update({batch_id: _FATES[what] for batch_id, what in owed.items()})
+        lent = {batch_id: step for batch_id, step in book.earlier.lent.items() if batch_id not in self._fates}
+        self._found = Found(members.by_id, lent)
         self._recalling = Recalling(
             members, self._found, lease_s=lease_s, answer_s=answer_s, pay=self.pay, recalled=self._recalled
         )
@@ -134,6 +145,8 @@ class FannedBatches:
                     lending = self._begin(self._lend(step, groups, gathering.ready, started))
                 batch = await self._lent(lending, until)
             except TimeoutError:
+                if step in self._found.steps and not self._paused():
+                    raise undecided(self._members, self._found.unseen, step) from None
                 raise shortage(self._members, gathering, groups, paused=self._paused()) from None
             finally:
                 if gathering is not None:
@@ -208,6 +221,7 @@ class FannedBatches:
             member.check_life()
             return leased
 
+        await self._book.lend(batch_id, step)
         self._lending.add(batch_id)
         asked = [member for member in self._members.all if member.shard_id in parts]
         outcomes = answers(await self._members.fan(asked, lease))
@@ -216,6 +230,7 @@ class FannedBatches:
         if sum(part.count for part in leased.values()) != groups:
             self._fates[batch_id] = "expired"
             await self._give_back(batch_id, asked)
+            self._book.ended(batch_id)
             return None
         paused_s = self._paused_s()
         pause_s, self._last_paused_s = paused_s - self._last_paused_s, paused_s
@@ -230,6 +245,14 @@ class FannedBatches:
         for member in asked:
             member.owed[batch_id] = "give_back"
         await self._members.fan(asked, self.pay)
+        await self._remain(batch_id)
+
+    async def _remain(self, batch_id: str) -> list[str]:
+        """Note who has still to be told of a batch, so that whoever comes after us tells them; returns them."""
+        owing = {member.shard_id: member.owed[batch_id] for member in self._members.all if batch_id in member.owed}
+        for what in sorted(set(owing.values())):
+            await self._book.owe(batch_id, what, [shard for shard, owes in owing.items() if owes == what])
+        return list(owing)
 
     async def pay(self, member: Member) -> None:
         """Have a shard do what it has not been told yet."""
@@ -244,6 +267,7 @@ class FannedBatches:
                 member.fall(str(error))  # nobody else would ask it again: it is held, and pays before it opens
                 raise
             member.owed.pop(batch_id, None)
+            self._book.paid(batch_id, member.shard_id)
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.
@@ -266,8 +290,10 @@ class FannedBatches:
                 await self.acknowledge(batch_id)
             except (Conflict, NotFound):
                 expired.append(batch_id)
+            except JournalFailed:  # it is not known to last
+                raise
             except NotNow:
-                if batch_id not in self._leased:  # it was not accepted
+                if batch_id not in self._leased and self._fates.get(batch_id) != "acknowledged":  # it was not accepted
                     raise
         return tuple(expired)
 
@@ -275,21 +301,30 @@ class FannedBatches:
         batch = self._leased.get(batch_id)
         if batch is None:
             if (fate := self._fates.get(batch_id)) == "acknowledged":
+                await self._settle(batch_id, [member for member in self._members.all if batch_id in member.owed])
                 return
-            if fate is None and groups_in(batch_id) is not None and self._found.may_have(batch_id):
-                raise NotNow("starting", f"not every shard has said yet whether it has a part of batch {batch_id}")
+            if fate is None and groups_in(batch_id) is not None:
+                if self._found.may_have(batch_id):
+                    raise NotNow("starting", f"not every shard has said yet whether it has a part of batch {batch_id}")
+                fate = await self._recalling.fate(batch_id)
             if fate is None:
                 raise NotFound(f"no batch {batch_id}")
+            if fate == "acknowledged":
+                return
             raise self._over(batch_id)
         if not batch.acking:
             batch.acking = True
             self._set_timer()
             for shard in batch.parts:
                 self._members.by_id[shard].owed[batch_id] = "ack"
-        await self._members.fan([self._members.by_id[shard] for shard in batch.parts], self.pay)
+        await self._settle(batch_id, [self._members.by_id[shard] for shard in batch.parts])
+
+    async def _settle(self, batch_id: str, members: list[Member]) -> None:
+        """Have shards consume their parts; what one cannot now is owed, and will last."""
+        await self._members.fan(members, self.pay)
         if self._fates.get(batch_id) == "expired":
             raise self._over(batch_id)
-        waiting = [shard for shard in batch.parts if shard not in batch.acked]
+        waiting = await self._remain(batch_id)
         if waiting:
             told = "; ".join(f"shard {shard}: {self._members.by_id[shard].why}" for shard in waiting)
             message = f"batch {batch_id} is acknowledged, and consumed when its shards return: {told}"
@@ -303,7 +338,7 @@ class FannedBatches:
     async def _consume(self, member: Member, batch_id: str, until: float) -> None:
         batch = self._leased.get(batch_id)
         if batch is None:
-            if self._fates.get(batch_id) == "acknowledged":  # with an earlier coordinator
+            if self._fates.get(batch_id) != "expired":  # with an earlier coordinator
                 with suppress(Conflict, NotFound):
                     await member.call("ack", {"batch_id": batch_id}, until)
             return
@@ -323,6 +358,7 @@ class FannedBatches:
     def _end(self, batch: MergedBatch, fate: str) -> None:
         self._leased.pop(batch.batch_id, None)
         self._fates[batch.batch_id] = fate
+        self._book.ended(batch.batch_id)
         while len(self._fates) > _REMEMBERED:
             del self._fates[next(iter(self._fates))]
         self._set_timer()
@@ -359,11 +395,15 @@ class FannedBatches:
         known = (*self._leased, *self._fates, *self._lending)
         self._found.see(member.shard_id, status["buffer"]["leases"], known)
         await self._recalling.recall()
+        for batch_id in self._found.absent():
+            self._book.ended(batch_id)
 
     def _recalled(self, batch_id: str, batch: MergedBatch | None, fate: str) -> None:
         """It is known what became of an earlier coordinator's batch: it is lent again, or has ended."""
+        self._found.settle(batch_id)
         if batch is None:
             self._fates[batch_id] = fate
+            self._book.ended(batch_id)
         else:
             self._leased[batch_id] = batch
             self._set_timer()

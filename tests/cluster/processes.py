@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-__all__ = ["actor_pid", "held_by", "host_pid", "kill", "lives"]
+__all__ = ["actor_pid", "held_by", "host_pid", "kill", "lives", "shard_pids"]
 
 
 def _actors(**wanted: str) -> list[Any]:
@@ -21,6 +21,11 @@ def actor_pid(name: str) -> int:
     """The process of a service's actor."""
     [actor] = _actors(name=name)
     return int(actor.pid or 0)
+
+
+def shard_pids() -> list[int]:
+    """The processes of all shards."""
+    return [int(actor.pid or 0) for actor in _actors(class_name="ShardActor")]
 
 
 def host_pid(engine_pid: int) -> int:

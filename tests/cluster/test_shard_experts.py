@@ -17,7 +17,7 @@ import rollout_svc.ray
 from rollout_svc.errors import SpentHandle
 from rollout_svc.packing.reading import experts_of
 from rollout_svc.ray.thread import THREAD
-from rollout_svc.rpc.client import SyncRolloutClient
+from rollout_svc.rpc.blocking import SyncRolloutClient
 from tests.cluster.configs import ON_HEAD, lines, service
 from tests.cluster.fakes import fake_engine
 from tests.cluster.leftovers import until

@@ -16,7 +16,7 @@ from rollout_svc.config import Config
 from rollout_svc.configfile import config_from_mapping
 from rollout_svc.ray.lasting import stop_s
 from rollout_svc.ray.shard import RayShard
-from rollout_svc.service import STOP_MARGIN_S
+from rollout_svc.shutdown import STOP_MARGIN_S
 from tests.cluster.configs import engine, service
 from tests.support.virtual import virtual
 

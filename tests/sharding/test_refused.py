@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from rollout_svc.errors import ConfigError
+from rollout_svc.errors import ConfigError, InUse, NotNow
 from rollout_svc.sharding.coordinator import Coordinator
-from tests.sharding.stage import config_of
+from tests.sharding.stage import config_of, until
 from tests.support.memory_shards import MemoryShard
 from tests.support.virtual import virtual
 
@@ -25,3 +25,47 @@ async def test_a_shard_that_cannot_be_ends_the_start_at_once() -> None:
         await coordinator.ready()
     assert asyncio.get_running_loop().time() - began < 5.0
     await coordinator.stop()
+
+
+@virtual
+async def test_status_says_when_a_shard_is_made_again() -> None:
+    """P22: a shard whose journal is in use is held, says when it tries again, and is in step once that has worked."""
+    shards = [MemoryShard("s0"), MemoryShard("s1")]
+    locked = InUse.at("buffer.path", "journal.db.s1 is in use by another process; it is tried again in 30.0 s")
+    locked.again_in_s = 30.0
+    shards[1].refuses["status"] = locked
+    coordinator = Coordinator(config_of(), shards)
+    await coordinator.start()
+    with pytest.raises(InUse):
+        await coordinator.ready()  # whoever starts it need not wait
+    await until(lambda: coordinator.members.by_id["s0"].inside)
+    told = (await coordinator.status())["shards"]
+    assert (told[0]["state"], told[0]["again_in_s"]) == ("in_step", None)
+    assert told[1]["state"] == "held"
+    assert "in use by another process" in told[1]["reason"]
+    assert 25.0 < told[1]["again_in_s"] <= 30.0
+    shards[1].refuses.clear()
+    await until(lambda: coordinator.members.by_id["s1"].inside)
+    assert (await coordinator.status())["shards"][1]["again_in_s"] is None
+    await coordinator.stop()
+
+
+@virtual
+async def test_a_service_whose_shards_come_too_late_runs_all_the_same() -> None:
+    """P23: that nobody was in step within `start_timeout_s` is told to who waited, and does not last for ever."""
+    shards = [MemoryShard("s0"), MemoryShard("s1")]
+    for shard in shards:
+        shard.start()
+        shard.lost = True
+    coordinator = Coordinator(config_of(), shards)
+    await coordinator.start()
+    with pytest.raises(NotNow, match="shards are not in step"):
+        await coordinator.ready()
+    assert str(coordinator.state) == "starting"
+    for shard in shards:
+        shard.rise()
+    await until(lambda: str(coordinator.state) == "running")
+    await coordinator.pause(deadline_s=1.0)
+    await coordinator.stop()
+    for shard in shards:
+        await shard.close()

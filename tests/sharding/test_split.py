@@ -143,8 +143,8 @@ def test_each_shard_has_what_is_its_own() -> None:
     assert [part.tasks[0].judger.concurrency for part in (one, two)] == [2, 1]
     assert [part.tasks[0].judger.requests_per_minute for part in (one, two)] == [45.0, 45.0]
     assert one.pause == config.pause
-    # P1: an ack in the last moment of a lease, of a shard that has to start first, finds its part there.
-    assert one.buffer.lease_s >= 2 * config.buffer.lease_s + config.start_timeout_s
+    # P1: an ack that was accepted finds its part there, however long the shard was away: its coordinator ends leases.
+    assert one.buffer.lease_s >= 365 * 86_400
     assert Config.model_validate(one.model_dump()) == one, "a shard's settings are valid ones"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ import pytest
 
 from rollout_svc.configfile import config_from_mapping
 from rollout_svc.errors import ConfigError, NotNow
+from rollout_svc.outside import Outside
 from rollout_svc.service import RolloutService
+from rollout_svc.sharding.book import kept_book
 from rollout_svc.sharding.coordinator import Coordinator
 from rollout_svc.sharding.local import LocalShard
+from rollout_svc.sharding.protocol import ShardLost
+from rollout_svc.sharding.shares import home_of
 from rollout_svc.sharding.split import split
 from tests.support.fake_sglang import FakeSGLang, Reply
 from tests.support.stage import lines, make_config
@@ -33,13 +38,34 @@ def settings(engines: list[FakeSGLang], folder: Path, **sections: Any) -> dict[s
     return whole
 
 
+class FrailShard(LocalShard):
+    """A shard that is lost to its coordinator when it is told to be.
+
+    Attributes:
+        lost: it is.
+    """
+
+    lost = False
+
+    async def call(self, name: str, given: Mapping[str, Any]) -> Any:
+        if self.lost:
+            raise ShardLost(f"shard {self.shard_id} is gone")
+        return await super().call(name, given)
+
+
 @asynccontextmanager
-async def together(config: dict[str, Any]) -> AsyncIterator[Coordinator]:
-    """Run the shards of a configuration in this process, and who coordinates them."""
+async def together(config: dict[str, Any], days: float = 0.0) -> AsyncIterator[Coordinator]:
+    """Run the shards of a configuration in this process, and who coordinates them; so many days from now."""
     whole = config_from_mapping(config)
     parts = split(whole)
-    shards = [LocalShard.of(part) for part in parts]
-    coordinator = Coordinator(whole, shards)
+    outside = Outside(wall=lambda: time.time() + days * 86_400)
+    shards = [FrailShard.of(part, outside=outside) for part in parts]
+    async with kept_book(whole) as book, _running(Coordinator(whole, shards, book=book), shards) as coordinator:
+        yield coordinator
+
+
+@asynccontextmanager
+async def _running(coordinator: Coordinator, shards: Sequence[LocalShard]) -> AsyncIterator[Coordinator]:
     try:
         for shard in shards:
             await shard.service.start()
@@ -116,6 +142,23 @@ async def test_a_lease_survives_its_coordinator(engines: list[FakeSGLang], tmp_p
     async with together(config) as both:
         again = await both.take_batch(0, GROUPS, 20.0)
         assert (again["batch_id"], again["groups"]) == (first["batch_id"], first["groups"])
+
+
+async def test_an_owed_ack_holds_for_days(engines: list[FakeSGLang], tmp_path: Path) -> None:
+    """P1: acknowledged while its only shard was lost, a batch is consumed when all begin anew, much later."""
+    config = settings(engines, tmp_path)
+    prompts = [line for line in lines(40) if home_of("t", line["id"], 2) == 1][:2]
+    async with together(config) as both:
+        assert await both.put_prompts("t", prompts) == {"accepted": 2}
+        batch = await both.take_batch(0, 2, 20.0)
+        lost: Any = both.members.by_id["s1"].shard
+        lost.lost = True
+        with pytest.raises(NotNow, match="is acknowledged, and consumed when its shards return"):
+            await both.ack(batch["batch_id"])
+    async with together(config, days=30.0) as both:
+        assert (await both.ack(batch["batch_id"]))["acknowledged"]
+        groups = balanced(await both.status())
+        assert (groups["consumed"], groups["ready"], groups["leased"]) == (2, 0, 0)
 
 
 async def test_a_service_in_process_has_no_shards(engines: list[FakeSGLang], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Opening a journal's file, or making it.
+"""Opening a file of ours, a journal above all, or making it.
 
 Invariants:
 
@@ -15,22 +15,47 @@ import os
 import sqlite3
 import struct
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
 from rollout_svc.buffer.journal.fingerprint import Fingerprint, differences
 from rollout_svc.buffer.journal.schema import APPLICATION, PRAGMAS, SNAPSHOT, VERSION, create_tables
 from rollout_svc.buffer.syncing import sync
-from rollout_svc.errors import ConfigError
+from rollout_svc.errors import ConfigError, InUse
 
-__all__ = ["open_journal", "refusal"]
+__all__ = ["Kind", "open_file", "open_journal", "refusal"]
 
 _WHERE: Final = "buffer.path"
 _MAGIC: Final = b"SQLite format 3\x00"
 _HEADER_BYTES: Final = 100
 _LARGEST_PAGE: Final = 65536  # bytes; written as 1, for it does not fit
+
+
+class Kind(NamedTuple):
+    """A kind of file.
+
+    Attributes:
+        name: what it is called.
+        application: `application_id` of the database.
+        version: `user_version`.
+        others: what is said of files with another `application_id`.
+    """
+
+    name: str
+    application: int
+    version: int
+    others: Mapping[int, str]
+
+
+_JOURNAL: Final = Kind(
+    "journal",
+    APPLICATION,
+    VERSION,
+    {SNAPSHOT: "is a snapshot: name a file that is not there yet, and give the snapshot to --restore"},
+)
 
 
 def open_journal(path: Path, fingerprint: Fingerprint, synchronous: str = "normal") -> sqlite3.Connection:
@@ -42,19 +67,44 @@ def open_journal(path: Path, fingerprint: Fingerprint, synchronous: str = "norma
         synchronous: `normal`, or `full`: see `schema`.
 
     Raises:
+        InUse: another process has it.
         ConfigError: at `buffer.path`: why it cannot be used, or what differs; the file is as it was.
+    """
+
+    def create(connection: sqlite3.Connection) -> None:
+        create_tables(connection, orjson.dumps(fingerprint), time.time())
+
+    return open_file(path, _JOURNAL, create, lambda connection: _strangeness(connection, fingerprint), synchronous)
+
+
+def open_file(
+    path: Path,
+    kind: Kind,
+    create: Callable[[sqlite3.Connection], None],
+    strange: Callable[[sqlite3.Connection], str | None],
+    synchronous: str,
+) -> sqlite3.Connection:
+    """Open a file of one kind for writing; see `open_journal`.
+
+    Args:
+        path: of the file.
+        kind: of it.
+        create: makes its tables in a new database.
+        strange: says what is wrong with what is in it, which it may only read; None: nothing.
+        synchronous: see `open_journal`.
     """
     try:
         if not path.exists():
-            _create(path, fingerprint)
-        problem = _problem_of(path)
+            _create(path, create)
+        problem = _problem_of(path, kind) or _read(path, strange)
         if problem is not None:
             raise refusal(path, problem)
-        _compare(path, fingerprint)
         return _connect(path, synchronous)
     except OSError as error:
         raise refusal(path, f"cannot be used: {error.strerror or error}") from None
     except sqlite3.Error as error:
+        if "locked" in str(error):
+            raise InUse.at(_WHERE, f"{path} is in use by another process") from None
         raise refusal(path, _told(error)) from None
 
 
@@ -63,15 +113,15 @@ def refusal(path: Path, message: str) -> ConfigError:
     return ConfigError.at(_WHERE, f"{path} {message}")
 
 
-def _create(path: Path, fingerprint: Fingerprint) -> None:
-    """Make an empty journal under another name, then give it its own."""
+def _create(path: Path, create: Callable[[sqlite3.Connection], None]) -> None:
+    """Make an empty one under another name, then give it its own."""
     if not path.parent.is_dir():
         raise refusal(path, f"cannot be made: there is no folder {path.parent}")
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     connection = sqlite3.connect(new, isolation_level=None)
     try:
-        create_tables(connection, orjson.dumps(fingerprint), time.time())
+        create(connection)
     finally:
         connection.close()
     sync(new)
@@ -81,43 +131,45 @@ def _create(path: Path, fingerprint: Fingerprint) -> None:
     sync(path.parent)
 
 
-def _problem_of(path: Path) -> str | None:
+def _problem_of(path: Path, kind: Kind) -> str | None:
     """Look at the first bytes: another kind of file, another version, or half of one."""
     if not path.is_file():
         return "is no file"
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     if not header.startswith(_MAGIC[: len(header)]) or not header:
-        return "is not a journal"
+        return f"is not a {kind.name}"
     if len(header) < _HEADER_BYTES:
-        return "is half of a journal: it ends within its header"
+        return f"is half of a {kind.name}: it ends within its header"
     version, application = struct.unpack_from(">I4xI", header, 60)
-    if application == SNAPSHOT:
-        return "is a snapshot: name a file that is not there yet, and give the snapshot to --restore"
-    if application != APPLICATION:
-        return "is not a journal: it is a database of something else"
-    if version != VERSION:
-        return f"is a journal of version {version}; this service writes version {VERSION}"
+    if application != kind.application:
+        return kind.others.get(application, f"is not a {kind.name}: it is a database of something else")
+    if version != kind.version:
+        return f"is a {kind.name} of version {version}; this service writes version {kind.version}"
     page, pages = struct.unpack_from(">H", header, 16)[0], struct.unpack_from(">I", header, 28)[0]
     size, whole = path.stat().st_size, (_LARGEST_PAGE if page == 1 else page) * pages
     log = path.with_name(f"{path.name}-wal")
     if size < whole and not (log.exists() and log.stat().st_size):  # with a log, SQLite makes good what is missing
-        return f"is half of a journal: it has {size} of {whole} bytes"
+        return f"is half of a {kind.name}: it has {size} of {whole} bytes"
     return None
 
 
-def _compare(path: Path, fingerprint: Fingerprint) -> None:
-    """Read what it belongs to from the file as it lies there: no lock, no log, no change."""
+def _read(path: Path, strange: Callable[[sqlite3.Connection], str | None]) -> str | None:
+    """Read a file as it lies there: no lock, no log, no change."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
     try:
-        row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
+        return strange(connection)
     finally:
         connection.close()
+
+
+def _strangeness(connection: sqlite3.Connection, fingerprint: Fingerprint) -> str | None:
+    """Say what differs between what a journal belongs to, and what it should."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
     if row is None:
-        raise refusal(path, "is damaged: it does not say what it belongs to")
+        return "is damaged: it does not say what it belongs to"
     found = differences(orjson.loads(row[0]), fingerprint)
-    if found:
-        raise refusal(path, f"was written under other settings: {'; '.join(found)}")
+    return f"was written under other settings: {'; '.join(found)}" if found else None
 
 
 def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
@@ -137,8 +189,6 @@ def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
 
 
 def _told(error: sqlite3.Error) -> str:
-    if "locked" in str(error):
-        return "is in use by another process"
     if isinstance(error, sqlite3.OperationalError):
         return f"cannot be used: {error}"
     return f"is damaged: {error}"
