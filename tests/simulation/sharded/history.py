@@ -156,6 +156,7 @@ class ShardedHistory:
         world, front = self.world, self.front
         await front.call("status", front.coordinator.status)
         self.watch.check_ended(front)
+        self.handed.check_ended(front.number)
         began, bound = world.now, self.shape.config.pause.deadline_s + _STOP_S
         await front.call("stop", front.coordinator.stop)
         took = world.now - began
