@@ -36,9 +36,9 @@ SHARDED: Final = (
         ("sharding.keeping", "        await self._weights.bring(member)\n", ""),
     ),
     _mutant(
-        "ack_ends_a_batch_at_its_first_part",
-        "a batch is done as soon as one shard has consumed its part",
-        "P31",
-        ("sharding.taking", "if batch.acked >= set(batch.parts):", "if batch.acked:"),
+        "owed_ack_is_forgotten",
+        "what a lost shard was to consume is not asked of it when it returns",
+        "P31 hang",
+        ("sharding.taking", "        await self.pay(member)\n        there", "        there"),
     ),
 )
