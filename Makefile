@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # shared, and so do all tests of Ray, which have one cluster (tests/conftest.py).
 SPREAD ?= -n $(JOBS) --dist loadgroup
 
-.PHONY: help demo test test-long lint format simulate scale mutants mutants-quick fuzz bench
+.PHONY: help demo test test-long lint format simulate simulate-sharded scale mutants mutants-quick fuzz bench
 .PHONY: chaos chaos-smoke durability proofs soak soak-smoke test-shards test-ray test-router test-vllm test-vllm-smoke test-wheel clean
 
 help: ## Show the targets.
@@ -45,6 +45,9 @@ format: $(VENV)/.installed ## Rewrite the code in the house style.
 
 simulate: $(VENV)/.installed ## Tell histories of the service in virtual time (SEEDS=123:124, JOBS=1, ARGS="--adversarial").
 	$(BIN)/python -m tests.simulation $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+simulate-sharded: $(VENV)/.installed ## The same of a coordinator over several services (SEEDS=0:500, JOBS=1, ARGS="--tell").
+	$(BIN)/python -m tests.simulation.sharded $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 scale: $(VENV)/.installed ## Measure what engines and requests in flight cost, up to 1,000 and 100,000 (ARGS="--cases 100x10000"; 3 minutes).
 	$(BIN)/python -m tests.simulation.scale $(ARGS)

@@ -35,7 +35,13 @@ _TRAVEL_SHARE: Final = 0.05  # of a pause's time, kept for the way to the shards
 
 @dataclass(eq=False)
 class _Climb:
-    """One pause under way."""
+    """One pause under way.
+
+    Attributes:
+        asked: how often the shards were asked.
+        counts: the first of these times that was for all that the pause has become: an answer to one before is no
+            acknowledgement of what was asked later.
+    """
 
     was: PauseState
     mode: Mode
@@ -45,10 +51,22 @@ class _Climb:
     started: float
     deadline: float
     asked: int = 0
+    counts: int = 1
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     refused: RolloutError | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def join(self, mode: Mode, lanes: frozenset[Lane], offload: tuple[str, ...], deadline: float) -> None:
+        """Become what was asked for now as well; who acknowledged less than that has not acknowledged it."""
+        before = self.mode, self.lanes, self.offload
+        self.lanes |= lanes
+        self.mode = mode if stronger(mode, self.mode) else self.mode
+        self.offload = tuple(dict.fromkeys((*self.offload, *offload)))
+        self.deadline = min(self.deadline, deadline)
+        if (self.mode, self.lanes, self.offload) != before:
+            self.counts = self.asked + 1
+            self.reports.clear()
 
 
 class FannedPause(Standing):
@@ -87,10 +105,7 @@ class FannedPause(Standing):
         self.asked += 1
         now = asyncio.get_running_loop().time()
         if climb is not None:
-            climb.lanes |= wanted
-            climb.mode = mode if stronger(mode, climb.mode) else climb.mode
-            climb.deadline = min(climb.deadline, now + deadline_s)
-            climb.offload = tuple(dict.fromkeys((*climb.offload, *offload)))
+            climb.join(mode, wanted, offload, now + deadline_s)
             self._close(climb.lanes, climb.mode)
             self._send(climb)
             climb.wake.set()
@@ -141,8 +156,7 @@ class FannedPause(Standing):
             else:
                 climb.refused = climb.refused or error
         else:
-            # A join is acknowledged by the answer to itself: the one before was given before it arrived.
-            if asked == climb.asked and member.shard.life == life:
+            if asked >= climb.counts and member.shard.life == life:
                 climb.reports[member.shard_id] = report
         climb.ended[member.shard_id] = asked
         climb.wake.set()

@@ -135,3 +135,31 @@ async def test_what_one_shard_refuses_is_refused() -> None:
         for wrong in ({"deadline_s": 0}, {"lanes": ()}, {"mode": "x"}, {"mode": "keep", "lanes": ("train",)}):
             with pytest.raises(BadRequest):
                 await coordinator.pause(**wrong)
+
+
+@virtual
+async def test_who_acknowledged_less_than_was_joined_is_named() -> None:
+    """P9, P11: a shard that closed one lane, and never answers the join that wants both, has not acknowledged it."""
+    async with staged() as (coordinator, one, other):
+        one.delay_s = 0.3
+        first = asyncio.ensure_future(coordinator.pause(mode="wait", lanes=("eval",), deadline_s=1.0))
+        await asyncio.sleep(0.1)
+        other.silent = True
+        report = (await coordinator.pause(mode="abort", deadline_s=0.8)).as_json()
+        assert (await first).as_json() == report
+        assert report["clean"] is False
+        assert {row["worker"] for row in report["abandoned"]} == {"s1.w0"}
+        assert [member.shard_id for member in coordinator.members.outside] == ["s1"]
+
+
+@virtual
+async def test_a_join_that_asks_for_nothing_more_needs_no_second_answer() -> None:
+    """P11: who has acknowledged all that was asked for is not named because the same was asked for again."""
+    async with staged() as (coordinator, one, other):
+        one.delay_s = 0.3
+        first = asyncio.ensure_future(coordinator.pause(deadline_s=1.0))
+        await asyncio.sleep(0.1)
+        other.silent = True
+        report = (await coordinator.pause(deadline_s=0.8)).as_json()
+        assert (await first).as_json() == report
+        assert not [row for row in report["abandoned"] if row["worker"] == "s1.w0"]

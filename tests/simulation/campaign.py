@@ -14,16 +14,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from multiprocessing import get_context
-from typing import Final
+from typing import Final, Protocol
 
 from tests.simulation.history import Outcome, run_history
 
-__all__ = ["Summary", "digests_elsewhere", "outcomes", "seeds_of"]
+__all__ = ["RunHistory", "Summary", "digests_elsewhere", "outcomes", "seeds_of"]
 
 _CHUNK: Final = 25  # seeds a process takes at a time
 _COLLECT: Final = 20  # histories between two collections: each leaves cycles behind
+
+
+class RunHistory(Protocol):
+    """Runs one seed; see `run_history`."""
+
+    def __call__(self, seed: int, *, adversarial: bool = False, digest: bool = False) -> Outcome: ...
 
 
 @dataclass
@@ -54,28 +60,30 @@ def seeds_of(text: str) -> range:
     return range(int(first), int(last) if last else int(first) + 1)
 
 
-def outcomes(seeds: Iterable[int], *, adversarial: bool, digest: bool, jobs: int) -> Iterator[Outcome]:
-    """Run seeds, in order where there is one job."""
+def outcomes(
+    seeds: Iterable[int], *, adversarial: bool, digest: bool, jobs: int, run: RunHistory = run_history
+) -> Iterator[Outcome]:
+    """Run seeds, in order where there is one job; `run`, a function of a module, runs one."""
     if jobs == 1:
-        yield from _run(list(seeds), adversarial, digest)
+        yield from _run(list(seeds), adversarial, digest, run)
         return
     rest = iter(seeds)
     chunks = list(iter(lambda: list(islice(rest, _CHUNK)), []))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for done in pool.map(_listed, chunks, [adversarial] * len(chunks), [digest] * len(chunks)):
+        for done in pool.map(_listed, chunks, repeat(adversarial), repeat(digest), repeat(run)):
             yield from done
 
 
-def _listed(seeds: list[int], adversarial: bool, digest: bool) -> list[Outcome]:
-    return list(_run(seeds, adversarial, digest))
+def _listed(seeds: list[int], adversarial: bool, digest: bool, run: RunHistory) -> list[Outcome]:
+    return list(_run(seeds, adversarial, digest, run))
 
 
-def _run(seeds: list[int], adversarial: bool, digest: bool) -> Iterator[Outcome]:
+def _run(seeds: list[int], adversarial: bool, digest: bool, run: RunHistory) -> Iterator[Outcome]:
     warnings.filterwarnings("ignore", message=r"coroutine .* was never awaited")  # killed before their first step
     gc.collect()
     gc.freeze()
     for number, seed in enumerate(seeds):
-        outcome = run_history(seed, adversarial=adversarial, digest=digest)
+        outcome = run(seed, adversarial=adversarial, digest=digest)
         if number % _COLLECT == _COLLECT - 1:
             gc.collect()
         yield outcome

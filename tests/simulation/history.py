@@ -171,7 +171,7 @@ class History:
         world.spawn(self._next_life_at_once())
         await self.alive.wait()
         actors += [world.spawn(train(self, number)) for number in range(self.shape.trainers)]
-        actors += [world.spawn(work) for work in (operate(self), evaluate(self), befall(self))]
+        actors += [world.spawn(work) for work in (operate(self), evaluate(self), befall(world, lambda: self.over))]
         await asyncio.sleep(_LIVELY_S)
         world.heal()
         await self._quiet()

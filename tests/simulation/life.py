@@ -3,18 +3,16 @@
 Invariants:
 
 - Everything the service does runs in the context of its life, so that `kill` ends all of it and nothing else.
-- Calls come from outside, each in a task of its own in the service, as an HTTP server would make it: a caller that
-  leaves cancels that task, and one whose service dies is told `Gone`.
+- Calls come from outside; see `calls.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from rollout_svc.config import Portion
 from rollout_svc.engines import Endpoint
 from rollout_svc.events import Event, EventBus
 from rollout_svc.gate import Lane
@@ -23,8 +21,8 @@ from rollout_svc.outside import Outside
 from rollout_svc.sample import Sample
 from rollout_svc.service import RolloutService
 from rollout_svc.workers.worker import Worker
+from tests.simulation.calls import Callee, Gone
 from tests.simulation.journal import SimJournal, SimStorage
-from tests.simulation.loop import LIFE
 from tests.simulation.shape import MAX_TOKENS, Shape
 from tests.simulation.threads import SimThreads
 from tests.simulation.transport import SimTransport
@@ -38,10 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Gone", "Life", "NoProcesses"]
 
 
-class Gone(Exception):
-    """Raised to a caller whose service died before it answered."""
-
-
 class NoProcesses:
     """Judgers here are asynchronous: no process is ever asked for."""
 
@@ -53,29 +47,23 @@ class NoProcesses:
         """Nothing to close."""
 
 
-class Life:
+class Life(Callee):
     """A running service and the world's hold on it."""
 
     max_tokens = MAX_TOKENS
 
-    def __init__(self, world: World, shape: Shape, number: int) -> None:
-        self.world = world
+    def __init__(self, world: World, shape: Shape, number: int, portion: Portion | None = None) -> None:
+        super().__init__(world, number)
         self.shape = shape
         self.config = shape.config
-        self.number = number
-        self.up = True
         self.ready = False
         self.unsaid = 0
         self.boots: dict[str, int] = {}  # by engine: which of its processes confirmed the last freeze
-        self.dropped: list[tuple[str, float, asyncio.Task[Any]]] = []
         self.bus = EventBus(on_error=self._bus_error)
         self.witness = Witness(self)
         self.wire_log = WireLog(self)
         self.threads = SimThreads(self)
         self.saving: dict[str, Group] = {}  # being written to the journal
-        self._context = contextvars.Context()
-        self._context.run(LIFE.set, number)
-        self._callers: dict[asyncio.Future[Any], None] = {}
         self._ids = Random(f"{world.seed}:ids:{number}")
         self._workers: dict[Endpoint, Worker] = {}
         self.service = RolloutService(
@@ -91,6 +79,7 @@ class Life:
                 new_id=lambda: f"{self._ids.getrandbits(128):032x}",
                 probes=False,
             ),
+            portion=portion,
         )
 
     @property
@@ -144,40 +133,6 @@ class Life:
     def _bus_error(self, event: Event, error: Exception) -> None:
         self.world.breaks("bus", f"{event!r}: {error!r}")
 
-    # -- calls from outside ----------------------------------------------------------------------------------
-
-    async def call(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Make a call of the service and wait for what it answers or raises.
-
-        Raises:
-            Gone: the service died first.
-        """
-        if not self.up:
-            raise Gone
-        loop, answer = self.world.loop, self.world.future()
-        work = loop.create_task(self._handle(make, answer), context=self._context)
-        self._callers[answer] = None
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            self.world.say("caller", "leaves", name)
-            work.cancel()
-            self.dropped.append((name, loop.time(), work))
-            raise
-        finally:
-            self._callers.pop(answer, None)
-
-    @staticmethod
-    async def _handle(make: Callable[[], Coroutine[Any, Any, Any]], answer: asyncio.Future[Any]) -> None:
-        try:
-            result = await make()
-        except Exception as error:  # noqa: BLE001 - carried over to the caller
-            if not answer.done():
-                answer.set_exception(error)
-        else:
-            if not answer.done():
-                answer.set_result(result)
-
     # -- death -----------------------------------------------------------------------------------------------
 
     def crash(self, why: str) -> None:
@@ -192,11 +147,7 @@ class Life:
         for request in list(self.witness.open.values()):
             if request.engine is not None:
                 request.engine.disconnected(request, noticed=world.rng.random() < 0.6)
-        for answer in self._callers:
-            if not answer.done():
-                answer.set_exception(Gone())
-                answer.exception()  # whoever was leaving in this very turn does not look at it
-        self._callers.clear()
+        self.leave_callers()
         world.service_died()
 
     async def dies(self, why: str) -> None:

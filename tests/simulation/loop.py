@@ -25,6 +25,7 @@ __all__ = ["LIFE", "Deadlock", "Livelock", "SimLoop"]
 LIFE: ContextVar[int] = ContextVar("LIFE", default=0)
 """Which life of the service code belongs to: 0 is the world around it. Tasks inherit it from whoever made them."""
 _TICKS: Final = 512  # timers a second at most: what is that close together falls together, and races
+_LIVES: Final = 1024  # no history has as many
 _LIVELOCK_TURNS: Final = 20_000  # turns at one moment: no history comes near
 
 
@@ -177,6 +178,9 @@ class SimLoop(asyncio.BaseEventLoop):
         """Refuse: there are no threads."""
         raise self._broke(f"a thread calls: {callback!r}")
 
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """Let it go: whoever iterated over it was cancelled or killed, and it waits for nothing of its own."""
+
     def _broke(self, what: str) -> RuntimeError:
         error = RuntimeError(what)
         self.broken = self.broken or error
@@ -216,7 +220,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def bury(self) -> None:
         """Close what is left, once the history is over: nothing it does then counts."""
-        self._dead.update((0, *range(1, 64)))
+        self._dead.update(range(_LIVES))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # coroutines that were made and never begun
             for task in self._tasks:

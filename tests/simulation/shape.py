@@ -60,7 +60,7 @@ class Shape:
 _AGENTS: Final = {"plain": "Plain", "tool": "ToolUser", "unruly": "Unruly"}
 
 
-def draw_shape(seed: int) -> Shape:
+def draw_shape(seed: int | str) -> Shape:
     """Draw the shape of a seed."""
     rng = Random(f"{seed}:shape")
     urls = tuple(f"http://10.0.0.{index + 1}:30000" for index in range(rng.choice((2, 2, 3))))

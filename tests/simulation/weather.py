@@ -6,6 +6,7 @@ Invariant: everything that lasts ends by itself, or when the history is healed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,25 +15,26 @@ from tests.simulation.faults import ENGINE
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
+    from tests.simulation.world import World
 
 __all__ = ["befall", "doom"]
 
 
-async def befall(history: History) -> None:
+async def befall(world: World, over: Callable[[], bool]) -> None:
     """Let engines be slow, frozen, crashed."""
-    world, rng = history.world, Random(f"{history.world.seed}:weather")
-    while not history.over:
+    rng = Random(f"{world.seed}:weather")
+    while not over():
         await asyncio.sleep(rng.uniform(0.1, 2.5))
         name = world.faults.draw(ENGINE)
         engine = rng.choice(list(world.engines.values()))
         if name is None or not engine.up or engine.frozen or engine.refusing or engine.slowness != 1.0:
             continue
         world.say(engine.name, "has fault", name)
-        _befall(history, rng, name, engine)
+        _befall(world, rng, name, engine)
 
 
-def _befall(history: History, rng: Random, name: str, engine: SimEngine) -> None:
-    world, seconds = history.world, rng.choice((0.1, 1.0, 5.0)) * rng.uniform(0.5, 1.5)
+def _befall(world: World, rng: Random, name: str, engine: SimEngine) -> None:
+    seconds = rng.choice((0.1, 1.0, 5.0)) * rng.uniform(0.5, 1.5)
     if name == "refused":
         engine.refusing = True
 

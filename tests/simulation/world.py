@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from tests.simulation.judges import Verdict
     from tests.simulation.life import Life
 
-__all__ = ["Broken", "World", "current"]
+__all__ = ["WORLD", "Broken", "World", "current"]
+
+WORLD: contextvars.ContextVar[World] = contextvars.ContextVar("WORLD")
+"""Whose world code of a service belongs to: set for each life, beside its number."""
 
 _AMBUSHED: Final = (*STANDS[1:], "tasks", "report", "paused", "paused")  # seldom met otherwise
 
@@ -39,9 +42,7 @@ class Broken(AssertionError):
 class World:
     """One history's surroundings."""
 
-    _current: World | None = None
-
-    def __init__(self, seed: int, loop: SimLoop, *, telling: bool = True) -> None:
+    def __init__(self, seed: int | str, loop: SimLoop, *, telling: bool = True) -> None:
         self.seed = seed
         self.telling = telling
         self.loop = loop
@@ -68,7 +69,6 @@ class World:
         self._to_resume: dict[asyncio.Future[None], None] = {}
         self._ambushes: dict[asyncio.Future[None], str] = {}
         self.faults.on_stand = self._stands
-        World._current = self
 
     @property
     def now(self) -> float:
@@ -216,6 +216,5 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 def current() -> World:
-    """The history that runs: plugins are made by the service and find it here."""
-    assert World._current is not None
-    return World._current
+    """The world of the service that runs this: plugins are made by the service and find it here."""
+    return WORLD.get()

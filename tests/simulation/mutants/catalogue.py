@@ -9,6 +9,7 @@ from typing import Final
 
 from tests.simulation.mutants.mutant import Edit, Mutant
 from tests.simulation.mutants.routed import ROUTED
+from tests.simulation.mutants.sharded import SHARDED
 
 __all__ = ["MUTANTS"]
 
@@ -407,5 +408,5 @@ _ALL: Final = (
     ),
 )
 
-MUTANTS: Final[dict[str, Mutant]] = {mutant.name: mutant for mutant in (*_ALL, *ROUTED)}
+MUTANTS: Final[dict[str, Mutant]] = {mutant.name: mutant for mutant in (*_ALL, *ROUTED, *SHARDED)}
 """By name, in the order of the table."""

@@ -19,8 +19,13 @@ def main(name: str, seeds: str) -> None:
     """Tell histories until the reader has had enough."""
     infect(MUTANTS[name])
     from tests.simulation.campaign import outcomes, seeds_of  # only now: it imports the service
+    from tests.simulation.history import run_history
 
-    for outcome in outcomes(seeds_of(seeds), adversarial=False, digest=False, jobs=1):
+    run = run_history
+    if MUTANTS[name].sharded:
+        from tests.simulation.sharded.history import run_sharded as run
+
+    for outcome in outcomes(seeds_of(seeds), adversarial=False, digest=False, jobs=1, run=run):
         line = orjson.dumps({"seed": outcome.seed, "broken": outcome.broken})
         print(line.decode(), flush=True)  # noqa: T201 - it is what was asked for
 

@@ -68,12 +68,14 @@ class Mutant:
         bug: what it does, as it was met elsewhere.
         edits: what to change; more than one where a second line of defence has to go as well.
         caught_by: the findings that may report it: promises, `hang`, `Deadlock`.
+        sharded: it is looked for in sharded histories.
     """
 
     name: str
     bug: str
     edits: tuple[Edit, ...]
     caught_by: frozenset[str]
+    sharded: bool = False
 
     def check(self) -> None:
         """Raise Moved unless each edit still has its place."""
