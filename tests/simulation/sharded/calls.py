@@ -61,8 +61,8 @@ async def pause(
 
     async def work() -> PauseReport:
         pauses = front.coordinator.pauses
-        began, before, climb = world.now, pauses.ticket, pauses._climb
-        allowed = {None, before} | ({climb.started_from} if climb is not None else set())
+        began, before = world.now, pauses.ticket
+        allowed = {None, before} | ({pauses.joinable} if pauses.joinable is not None else set())
         try:
             report = await front.coordinator.pause(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket)
         except Conflict as error:
