@@ -33,6 +33,7 @@ GROUND = (
         "collective",
         "blame",
         "exits",
+        "real",
     ),
 )
 """Imported by everyone; they import each other."""

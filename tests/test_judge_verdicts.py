@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from rollout_svc.errors import Interrupted
 from rollout_svc.gate import LANES
@@ -55,6 +57,9 @@ class UnprintableError(Exception):
         (Reward(1), Reward(1.0)),
         (Reward(0.5, {"format": 0.5}), Reward(0.5, {"format": 0.5})),
         (Reward(1, {"x": 1.0}), Reward(1.0, {"x": 1.0})),
+        (np.float32(0.5), Reward(0.5)),
+        (torch.tensor(0.5), Reward(0.5)),
+        (Reward(np.float32(0.5), {"x": np.int64(1)}), Reward(0.5, {"x": 1.0})),  # type: ignore[arg-type,dict-item]
     ],
 )
 def test_a_reward_is_a_finite_number(result: Any, reward: Reward) -> None:
@@ -64,7 +69,7 @@ def test_a_reward_is_a_finite_number(result: Any, reward: Reward) -> None:
     async def run() -> None:
         court = Court(takes(1, result))
         [got] = await court.ask()
-        assert (got, type(got.value)) == (reward, float)
+        assert (got, {type(number) for number in (got.value, *got.parts.values())}) == (reward, {float})
 
     run()
 

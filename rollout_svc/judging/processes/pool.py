@@ -320,8 +320,7 @@ class JudgePool:
         for seat in self._lines.late(now):
             self._hear(self._processes[seat])  # it may have answered just now
         for seat in self._lines.late(now):
-            first = seat.line[0]
-            self._end(self._processes[seat], TimeoutError(f"no verdict in {first.timeout_s:g} s"))
+            self._end(self._processes[seat], TimeoutError())
         touched: dict[JudgeProcess, None] = {}
         for seat, job in self._lines.call_back(now):
             process = self._processes[seat]

@@ -21,6 +21,7 @@ from rollout_svc import blame
 from rollout_svc.errors import JudgeFailed
 from rollout_svc.judging.processes import frames
 from rollout_svc.judging.processes.gathered import Gathered
+from rollout_svc.judging.values import plain
 from rollout_svc.plugins import PluginSpec, construct
 
 __all__ = ["work"]
@@ -78,7 +79,7 @@ def _answer(judgers: dict[bytes, Any], spec: bytes, payload: bytes) -> tuple[int
         if found is None:
             target, options, method = pickle.loads(spec)  # noqa: S301 - from the service itself
             found = judgers[spec] = getattr(construct(PluginSpec(target, dict(options)), target), method)
-        body = pickle.dumps(found(pickle.loads(payload)))  # noqa: S301 - likewise
+        body = pickle.dumps(plain(found(pickle.loads(payload))))  # noqa: S301 - likewise
     except JudgeFailed as failed:  # the judger's own word: it crosses as it is
         return frames.RESULT, pickle.dumps(JudgeFailed(str(failed.reason), str(failed.message)))
     except BaseException as error:  # noqa: BLE001 - an exit too is the judger's failure, and is told as one
