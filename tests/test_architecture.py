@@ -33,6 +33,7 @@ GROUND = (
         "collective",
         "blame",
         "exits",
+        "overflow",
         "real",
     ),
 )
