@@ -221,7 +221,12 @@ class JudgePool:
             self._stillborn = 0
             self._lines.seats[process.seat] = None
             return
+        if answer.kind == frames.SPENT and process.answered:  # else a judger could have its call begun for ever
+            self._lines.give_back(process.seat)
+            self._end(process, None)
+            return
         ran = None if answer.kind == frames.SKIPPED else answer.run_s
+        process.answered = True
         job = self._lines.answered(process.seat, answer.number, now, ran)
         if job is None:
             self._end(process, JudgerError("its process answered what it was not asked"))

@@ -41,6 +41,8 @@ class JudgeProcess:
     unsent: bytearray
     pid: int = 0
     ready: bool = False
+    answered: bool = False
+    """Whether it ever answered a call."""
     lost: Job | None = None
     """What it ran when it was ended."""
     why: Exception | None = None

@@ -6,6 +6,7 @@ Invariants:
 - A judger is made once per process, from its description.
 - A copy of this process that a judger made by forking never speaks for it.
 - A call that was taken back before it began is skipped.
+- A process in which judgers leave thread after thread ends between two calls, and says so: nobody's call ends with it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def work(channel: socket.socket) -> None:
         if os.getpid() != me:
             os._exit(0)
         channel.sendall(frames.answer(number, time.perf_counter() - begun, kind, body))
-        gathered.look()
+        if gathered.look():
+            channel.sendall(frames.answer(0, 0.0, frames.SPENT))
+            return
 
 
 def _skip(due: deque[tuple[int, bytes, bytes]], number: int) -> None:
