@@ -2,8 +2,8 @@
 
 Invariants:
 
-- What is taken is one finite real number. NaN, infinity, truth values, complex numbers, texts and whatever has a
-  length are none.
+- What is taken is one finite real number; a truth value is 1 or 0, as Python has it. NaN, infinity, complex numbers,
+  texts and whatever has a length are none.
 - Neither numpy nor torch is imported for it: their scalars say themselves that they have no dimension.
 """
 
@@ -23,7 +23,7 @@ def as_real(value: Any) -> float | None:
         Exception: whatever an object of somebody's making raises when it is looked at.
     """
     number = unwrapped(value)
-    if isinstance(number, bool) or not isinstance(number, numbers.Real):
+    if not isinstance(number, numbers.Real):
         return None
     try:
         real = float(number)

@@ -41,6 +41,12 @@ def test_anything_else_is_none(value: Any) -> None:
     assert as_real(value) is None
 
 
+@pytest.mark.parametrize("value", [True, np.True_, np.array(True), torch.tensor(True)])
+def test_a_truth_value_is_one_or_zero(value: Any) -> None:
+    """`return answer == truth` is a grader, whoever compares."""
+    assert (as_real(value), as_real(value ^ value)) == (1.0, 0.0)
+
+
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_a_scalar_is_worth_what_its_float_is(value: float) -> None:
     """In every wrapping alike."""
