@@ -33,6 +33,8 @@ GROUND = (
         "collective",
         "blame",
         "exits",
+        "overflow",
+        "real",
     ),
 )
 """Imported by everyone; they import each other."""

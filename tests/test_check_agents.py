@@ -52,7 +52,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What holds the loop, or was left running, is told and ended sooner than in earnest."""
     monkeypatch.setattr(stepping, "_HELD_S", 0.25)
     monkeypatch.setattr(stepping, "_FREED_S", 0.3)
-    monkeypatch.setattr(leftovers, "_MOMENT_S", 0.15)
+    monkeypatch.setattr(leftovers, "MOMENT_S", 0.15)
 
 
 def lines_of(name: str) -> range:

@@ -8,7 +8,7 @@ from rollout_svc.checking import leftovers, stepping
 from rollout_svc.checking.check import check_judger
 from rollout_svc.checking.judgers import RULES
 
-GOOD = ("GoodProcess", "GoodInstant", "GoodAsync", "GoodGroup")
+GOOD = ("GoodProcess", "GoodPool", "GoodInstant", "GoodAsync", "GoodGroup")
 BAD = {
     "NoMethod": "attributes",
     "Both": "attributes",
@@ -30,7 +30,13 @@ BAD = {
     "LeavesTask": "left_running",
 }
 """What is wrong with each, by the rule that says so."""
-ELSEWHERE = {"RaisesElsewhere": "raises", "HangsElsewhere": "ends", "Forks": "left_running", "Elsewhere": "process"}
+ELSEWHERE = {
+    "RaisesElsewhere": "raises",
+    "HangsElsewhere": "ends",
+    "Forks": "left_running",
+    "Threads": "left_running",
+    "Elsewhere": "process",
+}
 """The same, in processes of their own."""
 
 
@@ -39,7 +45,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What holds the loop, or was left running, is told and ended sooner than in earnest."""
     monkeypatch.setattr(stepping, "_HELD_S", 0.25)
     monkeypatch.setattr(stepping, "_FREED_S", 0.3)
-    monkeypatch.setattr(leftovers, "_MOMENT_S", 0.15)
+    monkeypatch.setattr(leftovers, "MOMENT_S", 0.15)
 
 
 @pytest.mark.parametrize("name", [*BAD, *ELSEWHERE])

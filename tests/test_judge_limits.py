@@ -203,7 +203,7 @@ async def test_where_a_judger_raised_is_told() -> None:
         await Court(Judger(behave)).ask()
 
 
-@pytest.mark.parametrize("parts", [{"a": float("nan")}, {"a": True}, {"a": "1"}, {1: 1.0}, ["a"], {"a": float("inf")}])
+@pytest.mark.parametrize("parts", [{"a": float("nan")}, {"a": None}, {"a": "1"}, {1: 1.0}, ["a"], {"a": float("inf")}])
 def test_parts_are_finite_numbers_by_name(parts: Any) -> None:
     """A part that is no number is refused as a reward is, and typed."""  # P2
 

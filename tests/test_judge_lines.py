@@ -8,7 +8,8 @@ from rollout_svc.judging.processes.lines import AHEAD, SLOW_S, Job, Lines, Seat
 TIMEOUT_S = 1.0
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "answer", "slow_answer", "die", "drop", "wait", "slow_wait", "seat"]), st.integers(0, 7)
+        st.sampled_from(["add", "answer", "slow_answer", "die", "spent", "drop", "wait", "slow_wait", "seat"]),
+        st.integers(0, 7),
     ),
     max_size=80,
 )
@@ -63,6 +64,9 @@ class House:
             self.answer(seat, 0.0001 if what == "answer" else 0.5)
         elif what == "die" and seat is not None:
             self.end(self.lines.leave(seat))
+        elif what == "spent" and seat is not None:
+            self.lines.give_back(seat)
+            assert self.lines.leave(seat) is None
         elif what == "drop" and self.open:
             number = sorted(self.open)[which % len(self.open)]
             job = self.open.pop(number)

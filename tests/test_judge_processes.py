@@ -17,7 +17,7 @@ from rollout_svc.errors import Interrupted, SampleFailure
 from rollout_svc.gate import LANES, Gate
 from rollout_svc.judging import JudgeDesk, Judging, Reward
 from rollout_svc.judging.processes import JudgePool
-from rollout_svc.judging.processes.gathered import TIMES
+from rollout_svc.judging.processes.gathered import MOST_THREADS, TIMES
 from rollout_svc.plugins import PluginSpec, construct
 from rollout_svc.tasks import TaskOwner
 from tests.support.court import a_sample
@@ -253,6 +253,7 @@ async def test_closing_answers_a_call_that_no_process_has_begun() -> None:
         ("closes", "judge_error", "its process"),
         ("babbles", "judge_error", "its process wrote what is no answer"),
         ("recurses", "judge_error", r"RecursionError.*judgers_hostile.py:\d+ in recurses"),
+        ("says_it_is_spent", "judge_error", "its process answered what it was not asked"),
         ("kills_its_parent", "judge_error", "its process was ended"),
     ],
 )
@@ -314,6 +315,19 @@ async def test_what_is_left_at_call_after_call_is_ended(bench: Bench, tmp_path: 
         assert await bench.judge(HOSTILE, how="keeps_one", pids=str(kept)) == Reward(1.0)
     [pid] = await asyncio.to_thread(read_pids, kept, 1)
     assert lives(pid)
+
+
+async def test_threads_that_are_left_at_call_after_call_end_with_their_process(bench: Bench) -> None:
+    """No thread can be ended, so the process is, between two calls: also those in its line have verdicts."""  # P21
+    before = (await bench.judge(COUNTS)).parts["pid"]
+    enough = MOST_THREADS + TIMES
+    calls = [bench.judge(HOSTILE, how="leaves_thread") for _ in range(2 * enough)]
+    assert await asyncio.gather(*calls) == [Reward(1.0)] * len(calls)
+    after = (await bench.judge(COUNTS)).parts["pid"]
+    assert after != before
+    for _ in range(3 * TIMES):
+        assert await bench.judge(HOSTILE, how="prints") == Reward(1.0)
+    assert (await bench.judge(COUNTS)).parts["pid"] == after
 
 
 async def test_closing_ends_what_judges_left(tmp_path: Path) -> None:

@@ -9,23 +9,17 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from rollout_svc.agent import AgentContext
 from rollout_svc.chat_template import Functions
 from rollout_svc.errors import SampleFailure
+from rollout_svc.overflow import is_overflow
 from rollout_svc.sample import Sample
 from rollout_svc.tool_calls import Said, ToolFormat, read_said
 
 __all__ = ["Conversation"]
-
-_REFUSED: Final = "rejected_by_engine"
-_FULL: Final = re.compile(
-    r"context|too long|longer than|max_model_len|session_len|maximum .{0,20}length", re.IGNORECASE
-)
-"""What engines say of a prompt that does not fit."""
 
 
 class Conversation:
@@ -90,7 +84,7 @@ class Conversation:
         try:
             turn = await self._ctx.generate()
         except SampleFailure as failure:
-            if not self.turns or self._sample.turn_length or not _is_full(failure):
+            if not self.turns or self._sample.turn_length or not is_overflow(failure):
                 raise
             self._ctx.drop_turn()
             self.ended = "context_full"
@@ -112,7 +106,3 @@ class Conversation:
         ids = await self._ctx.words.added(self.messages, new, self._last_id, self._functions)
         self._ctx.append(ids)
         self.messages += new
-
-
-def _is_full(failure: SampleFailure) -> bool:
-    return failure.reason == _REFUSED and _FULL.search(failure.message) is not None

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from rollout_svc.agent import Work
 from rollout_svc.errors import ConfigError, SampleFailure
 from rollout_svc.judging import JudgerError
 from rollout_svc.plugins import PluginSpec, check_options, construct, load_attr
+from rollout_svc.real import as_real
 
 __all__ = ["Environment", "Outcome", "SampleView", "check_environment", "is_async"]
 
@@ -109,11 +109,12 @@ class Environment:
             raise self._wrong("step", f"unknown keys {sorted(map(str, unknown))}; there are messages, done, reward")
         messages = self._messages(answer.get("messages") or [], "step")
         done, reward = bool(answer.get("done", False)), answer.get("reward")
-        if reward is not None and not _is_number(reward):
+        number = None if reward is None else as_real(reward)
+        if reward is not None and number is None:
             raise self._wrong("step", f"a reward is a finite number, not {reward!r:.200}")
         if not messages and not done:
             raise self._wrong("step", "no messages, and it is not done: the model has nothing to answer")
-        return Outcome(messages, done, None if reward is None else float(reward))
+        return Outcome(messages, done, number)
 
     async def _call(self, method: str, argument: Any) -> Any:
         try:
@@ -213,7 +214,3 @@ def in_process(sent: tuple[PluginSpec, bytes | None, str, tuple[Any, ...]]) -> _
 
 
 _HERE: Final = PluginSpec("rollout_agents.environments:in_process", {})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -179,7 +179,7 @@ class JudgerCheck:
         orphans = self._processes.below()
         verdict = await self._verdict(desk, samples)
         report = self._report
-        for left in await left_since(before, loop):
+        for left in [*await left_since(before, loop), *await self._processes.threads()]:
             report.add("left_running", done, left.what, left.where or self._where)
         for pid in sorted(self._processes.below() - orphans):
             report.add("left_running", done, f"the process {pid} runs on", self._where)

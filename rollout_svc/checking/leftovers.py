@@ -21,9 +21,10 @@ from typing import Any, Final
 from rollout_svc.checking import places
 from rollout_svc.checking.clock import CheckLoop
 
-__all__ = ["Before", "Left", "children", "left_since", "lives", "wardens"]
+__all__ = ["MOMENT_S", "Before", "Left", "children", "left_since", "lives", "wardens"]
 
-_MOMENT_S: Final = 0.5  # of real time: what takes longer to end was left running
+MOMENT_S: Final = 0.5
+"""Seconds of real time: what takes longer to end was left running."""
 _LOOK_S: Final = 0.01
 _COMMAND: Final = 80  # characters of a command that are told
 _OURS: Final = ("rollout_svc.judging.processes", "multiprocessing.resource_tracker")
@@ -55,7 +56,7 @@ async def left_since(before: Before, loop: CheckLoop, known: Iterable[asyncio.Ta
     """Name what is there and was not before, wait a moment for it to end, and end what did not."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
-    end = time.monotonic() + _MOMENT_S
+    end = time.monotonic() + MOMENT_S
     ours = {asyncio.current_task(), *known} | before.tasks
     while True:
         tasks = [task for task in asyncio.all_tasks(loop) if task not in ours]

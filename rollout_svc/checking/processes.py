@@ -12,14 +12,18 @@ import asyncio
 import threading
 from typing import Any, Final
 
+from rollout_svc.checking import leftovers
 from rollout_svc.checking.clock import CheckLoop
-from rollout_svc.checking.leftovers import children, lives, wardens
+from rollout_svc.checking.leftovers import Left, children, lives, wardens
+from rollout_svc.checking.threads import LEFT
+from rollout_svc.judging import JudgerError
 from rollout_svc.judging.processes import JudgePool
 from rollout_svc.plugins import PluginSpec
 
 __all__ = ["Processes"]
 
 _CLOSE_S: Final = 20.0
+_ASK_S: Final = 10.0  # for an answer: another process may have to start first
 
 
 class Processes:
@@ -53,6 +57,17 @@ class Processes:
         workers = [worker for warden in wardens() for worker in children(warden)]
         self._seen.update(pid for worker in workers for pid in children(worker))
         return {pid for pid in self._seen if lives(pid)}
+
+    async def threads(self) -> list[Left]:
+        """Threads that plugins have begun in ours since they were last asked for, and that run still."""
+        if self._thread is None:
+            return []
+        moment_s = leftovers.MOMENT_S
+        try:
+            found = await self.submit(LEFT, "__call__", moment_s, moment_s + _ASK_S)
+        except (TimeoutError, JudgerError):  # its process ended, and its threads with it
+            return []
+        return [Left(f"the thread {name!r} runs on", where) for name, where in found]
 
     def _ended(self, _: asyncio.Future[Any]) -> None:
         self._check.own_work -= 1

@@ -20,7 +20,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -39,6 +38,7 @@ from rollout_svc.judging.values import (
     ProcessRunner,
     Reward,
 )
+from rollout_svc.real import as_real
 from rollout_svc.tasks import TaskOwner
 
 __all__ = ["Judging"]
@@ -297,7 +297,7 @@ def _verdict(desk: JudgeDesk, work: asyncio.Future[Any], error: BaseException | 
     if work.cancelled():
         raise SampleFailure("judge_error", f"{desk.name}: the judger cancelled itself")
     if isinstance(error, TimeoutError) and not desk.is_async:
-        raise SampleFailure("judge_timeout", f"{desk.name}: {error}")
+        raise SampleFailure("judge_timeout", f"{desk.name}: no verdict in {desk.timeout_s:g} s {error}".strip())
     if error is not None:
         raise _failure(desk, error) from error
     return _rewards(work.result(), desk, expected)
@@ -331,22 +331,11 @@ def _reward(value: Any, desk: JudgeDesk) -> Reward:
     if isinstance(value, JudgeFailed):
         raise value  # returned as it is, from another process or by a judger's own choice
     reward = value if isinstance(value, Reward) else Reward(value)
-    number, parts = reward.value, reward.parts
-    if not _is_number(number):
+    number, parts = as_real(reward.value), reward.parts
+    if number is None:
         raise SampleFailure("judge_invalid", f"{desk.name}: a reward is a finite number, not {value!r:.200}")
-    if not isinstance(parts, dict) or not all(type(name) is str and _is_number(part) for name, part in parts.items()):
+    told = {name: as_real(part) for name, part in parts.items()} if isinstance(parts, dict) else {"": None}
+    if not all(type(name) is str and part is not None for name, part in told.items()):
         message = f"{desk.name}: the parts of a reward are finite numbers by name, not {parts!r:.200}"
         raise SampleFailure("judge_invalid", message)
-    return reward if type(number) is float else Reward(float(number), parts)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether this is a finite number; True is none."""
-    return not isinstance(value, bool) and isinstance(value, int | float) and _finite(value)
-
-
-def _finite(number: float) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an int that no float can hold
-        return False
+    return Reward(number, {name: part for name, part in told.items() if part is not None})

@@ -1,6 +1,6 @@
 """What a judger is given and what it answers; how a judge call is told of; who runs synchronous ones.
 
-Invariant: values and protocols; nothing here does anything.
+Invariant: values and protocols; nothing here does anything, but for bringing a verdict into a form that can cross.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from rollout_svc.gate import Lane
 from rollout_svc.judging.desk import JudgeDesk
 from rollout_svc.judging.own_time import OwnTime
 from rollout_svc.plugins import PluginSpec
+from rollout_svc.real import unwrapped
 from rollout_svc.segment import FinishReason
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ProcessRunner",
     "Reward",
     "TimedFuture",
+    "plain",
 ]
 
 REPORTED: Final = "reported_reward"
@@ -37,6 +39,17 @@ class Reward:
 
     value: float
     parts: dict[str, float] = field(default_factory=dict)
+
+
+def plain(verdict: Any) -> Any:
+    """A verdict as it crosses to another process: what it would have to import to read it is unwrapped."""
+    if type(verdict) is list:
+        return [plain(one) for one in verdict]
+    if type(verdict) is Reward:
+        parts: Any = verdict.parts
+        parts = {name: unwrapped(part) for name, part in parts.items()} if isinstance(parts, dict) else parts
+        return Reward(unwrapped(verdict.value), parts)
+    return unwrapped(verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,8 @@ class ProcessRunner(Protocol):
 
     def submit(self, spec: PluginSpec, method: str, payload: Any, timeout_s: float) -> asyncio.Future[Any]:
         """Start it; cancelling the future kills the call, a TimeoutError ends it after `timeout_s` of running.
+
+        The error says where it was, as `(file:line)`, or nothing: in how long it had to be done, its caller knows.
 
         The future is a `TimedFuture` where the runner knows when a process began the call.
         """

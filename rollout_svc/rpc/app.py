@@ -3,7 +3,8 @@
 Invariants:
 
 - With a token, every route but those the table leaves open wants it, and so does what is no route; the comparison takes
-  the same time for any token. Where a session's own key opens a route, its call sees to that.
+  the same time for any token. Where a session's own key opens a route, its call sees to that, and
+  likewise where what is no route lies below a session.
 - A caller that goes away ends its own wait and nothing else.
 """
 
@@ -14,6 +15,7 @@ from typing import Final
 
 from aiohttp import web
 
+from rollout_svc.rpc import session_strays
 from rollout_svc.rpc.calls import Render, Site
 from rollout_svc.rpc.envelope import Handler, envelope, errors, json_answer
 from rollout_svc.rpc.openapi import describe
@@ -47,6 +49,9 @@ def build_app(service: RolloutService, metrics: Render | None = None) -> web.App
 
 @web.middleware
 async def _authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    strayed = session_strays.read(request)
+    if strayed is not None:
+        return session_strays.refused(request.app[_SITE], request, strayed)
     token = request.app[_TOKEN]
     resource = request.match_info.route.resource
     keyed = resource is not None and resource.canonical in _KEYED_PATHS

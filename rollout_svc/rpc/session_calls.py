@@ -32,7 +32,7 @@ from rollout_svc.sessions.registry import Sessions
 from rollout_svc.sessions.resent import Reader
 from rollout_svc.sessions.session import Session
 
-__all__ = ["chat_completions", "end_session", "messages", "models", "open_session", "report_reward"]
+__all__ = ["chat_completions", "end_session", "find_session", "messages", "models", "open_session", "report_reward"]
 
 _WARM_S: Final = 5.0  # seconds between two comments in a stream whose answer is not there yet; proxies wait for 60
 
@@ -95,7 +95,7 @@ async def models(site: Site, request: web.Request, session_id: str) -> web.Strea
     """The model of a session, as the API lists it whose client asks."""
     shape = _ANTHROPIC if "anthropic-version" in request.headers else _OPENAI
     try:
-        _find(site, request, session_id)
+        find_session(site, request, session_id)
     except ServiceError as error:
         return _refused(error, shape)
     return json_answer(shape.models(_MODEL))
@@ -103,22 +103,27 @@ async def models(site: Site, request: web.Request, session_id: str) -> web.Strea
 
 async def report_reward(site: Site, request: web.Request, session_id: str) -> web.StreamResponse:
     """Note the reward of a session's sample, for its judger; the last one holds."""
-    session = _find(site, request, session_id)
+    session = find_session(site, request, session_id)
     body = await read_body(request, bodies.ReportReward)
-    _find(site, request, session_id).report(body.reward)  # it may have ended meanwhile
+    find_session(site, request, session_id).report(body.reward)  # it may have ended meanwhile
     return json_answer({"session_id": session.session_id, "reward": body.reward})
 
 
 async def end_session(site: Site, request: web.Request, session_id: str) -> web.StreamResponse:
     """End a session: its sample goes to its judger, or fails where an error is told."""
-    _find(site, request, session_id)
+    find_session(site, request, session_id)
     body = await read_body(request, bodies.EndSession)
-    session = _find(site, request, session_id)
+    session = find_session(site, request, session_id)
     session.end(None if body.error is None else SampleFailure("agent_error", body.error))
     return json_answer({"session_id": session.session_id, "turns": session.turns})
 
 
-def _find(site: Site, request: web.Request, session_id: str) -> Session:
+def find_session(site: Site, request: web.Request, session_id: str) -> Session:
+    """Find the open session that a request's own key, or the service's token, opens.
+
+    Raises:
+        ServiceError: there is none, it is over, or the key is another's.
+    """
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     key = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
     token = site.service.config.service.token
@@ -134,9 +139,9 @@ def _find(site: Site, request: web.Request, session_id: str) -> Session:
 async def _answered(site: Site, request: web.Request, session_id: str, shape: _Shape) -> web.StreamResponse:
     """Answer a request for a turn, whatever comes of it."""
     try:
-        known = _find(site, request, session_id)
+        known = find_session(site, request, session_id)
         asked = await _read(request, known, shape)
-        session, sessions = _find(site, request, session_id), one_service(site).parts.sessions
+        session, sessions = find_session(site, request, session_id), one_service(site).parts.sessions
         return await _turn(request, sessions, session, asked, shape)
     except (ServiceError, SampleFailure) as error:
         return _refused(error, shape)

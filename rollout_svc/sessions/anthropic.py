@@ -31,7 +31,7 @@ from rollout_svc.sessions.reading import (
     texts,
     words,
 )
-from rollout_svc.sessions.refusals import refusal
+from rollout_svc.sessions.refusals import OVERFLOW, refusal
 
 __all__ = [
     "read_fields",
@@ -48,11 +48,14 @@ _PIECE: Final = 512
 _UNREADABLE: Final = "unreadable_arguments"
 """Stands for arguments that are no JSON object, which is all that this API can carry."""
 _STOP_REASONS: Final[dict[End, str]] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_OVERFLOW: Final = "prompt is too long"
+"""How this API tells of messages that do not fit: it has no code for it, so clients look for these words."""
 _ERRORS: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     409: "conflict_error",
     410: "not_found_error",
     413: "request_too_large",
@@ -296,7 +299,8 @@ def write_error(error: BaseException) -> tuple[int, dict[str, Any]]:
     """Write why there is no answer; `refusals.headers` are the headers that go with it."""
     told = refusal(error)
     kind = _ERRORS.get(told.status, "api_error")
-    return told.status, {"type": "error", "error": {"type": kind, "message": told.message}, "request_id": None}
+    message = f"{_OVERFLOW}: {told.message}" if told.code == OVERFLOW else told.message
+    return told.status, {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
 
 def write_models(name: str) -> dict[str, Any]:

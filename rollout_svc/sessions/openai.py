@@ -32,7 +32,7 @@ from rollout_svc.sessions.reading import (
     texts,
     words,
 )
-from rollout_svc.sessions.refusals import refusal
+from rollout_svc.sessions.refusals import OVERFLOW, refusal
 
 __all__ = [
     "read_fields",
@@ -46,6 +46,8 @@ __all__ = [
 
 _PIECE: Final = 512
 """Characters of a delta: the turn is whole before it is told, so pieces only keep events short."""
+_OVERFLOW: Final = "This model's maximum context length is exceeded"
+"""The beginning of what this API says of messages that do not fit: some clients read it, and not the code."""
 _SAID: Final = ("text", "refusal")
 _REFUSED: Final[tuple[tuple[str, tuple[Any, ...], str], ...]] = (
     ("n", (1,), "one answer a turn: n > 1 is not supported"),
@@ -248,7 +250,8 @@ def write_error(error: BaseException) -> tuple[int, dict[str, Any]]:
     told = refusal(error)
     kind = "server_error" if told.status >= 500 else "invalid_request_error"  # noqa: PLR2004 - of HTTP
     code = "invalid_api_key" if told.status == 401 else told.code  # noqa: PLR2004 - of HTTP
-    return told.status, {"error": {"message": told.message, "type": kind, "param": told.param, "code": code}}
+    message = f"{_OVERFLOW}: {told.message}" if told.code == OVERFLOW else told.message
+    return told.status, {"error": {"message": message, "type": kind, "param": told.param, "code": code}}
 
 
 def write_models(name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 |---|---|---|
 | `NotNow`, `WorkerFailure` | 503 + `Retry-After` | asks again by itself |
 | `ServiceError` | its own | is wrong |
+| `SampleFailure` of a prompt that is too long | 400 | shortens what it says: each API has its own words for it |
 | `SampleFailure` | 400 where the messages are at fault, 422 else | is not to ask the same again |
 | `StaleAttempt`, `Interrupted` | 410 | is over: its sample was taken back |
 | anything else | 500 | met a bug |
@@ -25,8 +26,12 @@ from rollout_svc.errors import (
     StaleAttempt,
     WorkerFailure,
 )
+from rollout_svc.overflow import is_overflow
 
-__all__ = ["Refusal", "headers", "refusal"]
+__all__ = ["OVERFLOW", "Refusal", "headers", "refusal"]
+
+OVERFLOW: Final = "context_length_exceeded"
+"""Code of a turn whose messages do not fit the model's context: OpenAI's own, by which agents know to shorten them."""
 
 _OVER: Final = "session_over"
 _CLIENTS_FAULT: Final = frozenset({BAD_PROMPT, "rejected_by_engine"})
@@ -60,6 +65,8 @@ def refusal(error: BaseException) -> Refusal:
     if isinstance(error, WorkerFailure):
         return Refusal(503, error.kind, f"no engine could take the turn: {error.message}", None, _RETRY_S)
     if isinstance(error, SampleFailure):
+        if is_overflow(error):
+            return Refusal(400, OVERFLOW, error.message, "messages")
         status = 410 if error.reason == _OVER else 400 if error.reason in _CLIENTS_FAULT else 422
         return Refusal(status, error.reason, error.message)
     if isinstance(error, StaleAttempt | Interrupted):

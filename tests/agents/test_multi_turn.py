@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollout_agents.multi_turn import MultiTurn
@@ -64,7 +65,7 @@ def ended(table: Table) -> tuple[Any, Any, Any]:
 @virtual
 async def test_turns_are_appended_and_masked() -> None:
     """P6: each turn is asked for after the exact ids before it; what the environment says has mask 0."""
-    Scripted.plan(user("more", reward=0.25), {"done": True, "reward": 0.5})
+    Scripted.plan(user("more", reward=0.25), {"done": True, "reward": np.float32(0.5)})
     table = set_table(answer(ids("one")), answer(ids("two")))
     await run(table)
     told = ids("<end><user>more<end><assistant>")

@@ -166,7 +166,6 @@ async def test_a_broken_agent_is_a_typed_failure() -> None:
         (ValueError("no idea"), "judge_error"),
         (None, "judge_invalid"),
         ("1.0", "judge_invalid"),
-        (True, "judge_invalid"),
         (float("nan"), "judge_invalid"),
         (float("inf"), "judge_invalid"),
         ([1.0], "judge_invalid"),

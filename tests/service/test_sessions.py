@@ -303,9 +303,7 @@ async def test_who_is_stuck_in_a_session_is_told_with_where() -> None:
         assert told["counts"] == {"parked": 2, "generating": 1}
         await made.pause()
         calls.append(made.start(at_gate.chat(HI)))
-        await site.until(turns_under_way=2)
-        told = made.service.stuck(0)
-        assert sorted(sample["at"] for sample in told["samples"]) == ["client", "gate", "gate"]
+        told = await site.until_at("client", "gate", "gate")
         assert any("may_speak" in link for sample in told["samples"] for link in sample["awaits"])
         assert (site.figures["open"], site.figures["waiting_for_agent"]) == (3, 0)
         assert b'rollout_sessions{what="turns_under_way"} 2.0' in metrics.render()[0]

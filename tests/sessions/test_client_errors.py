@@ -109,3 +109,17 @@ async def test_a_turn_that_failed(ask: Ask, sdk: Any, step: Step, status: int, m
             await ask(site)
         assert (refused.value.status_code, site.statuses) == (status, [status])
         assert site.recorded() == []
+
+
+async def test_messages_that_do_not_fit() -> None:
+    """P4: the clients' own marks of it; asked once."""
+    words = "HTTP 400: The input (30 tokens) is longer than the model's context length (20 tokens)."
+    for ask, sdk in ((ask_openai, openai), (ask_anthropic, anthropic)):
+        async with spoken(SampleFailure("rejected_by_engine", words)) as site:
+            with pytest.raises(sdk.BadRequestError) as refused:
+                await ask(site)
+            assert site.statuses == [400]
+            if sdk is openai:
+                assert refused.value.code == "context_length_exceeded"
+            else:
+                assert "prompt is too long" in refused.value.message

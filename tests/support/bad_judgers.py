@@ -8,7 +8,9 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from rollout_svc.judging import JudgedSample, Reward
@@ -203,6 +205,25 @@ class Forks:
     def judge(self, sample: JudgedSample) -> float:
         self.left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"])
         return right(sample)
+
+
+class Threads:
+    """It leaves a thread behind in its own process."""
+
+    def judge(self, sample: JudgedSample) -> float:
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        return right(sample)
+
+
+class GoodPool:
+    """It keeps threads that wait for work, and one that ends by itself."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor()
+
+    def judge(self, sample: JudgedSample) -> float:
+        threading.Thread(target=time.sleep, args=(0.05,)).start()
+        return self.pool.submit(right, sample).result()
 
 
 class Elsewhere:

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from rollout_svc.judging import JudgedSample
+from rollout_svc.judging.processes import frames
 
 __all__ = ["Hostile"]
 
@@ -66,6 +68,12 @@ class Hostile:
                 os.write(descriptor, b"\xff" * 64)
         time.sleep(LONG_S)
 
+    def says_it_is_spent(self) -> None:
+        for descriptor in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, frames.answer(0, 0.0, frames.SPENT))
+        time.sleep(LONG_S)
+
     def recurses(self) -> None:
         self.recurses()
 
@@ -88,6 +96,9 @@ class Hostile:
     def keeps_one(self) -> None:
         if not Path(self.pids).exists():
             self._write(subprocess.Popen([sys.executable, "-I", "-S", "-c", f"import time; time.sleep({LONG_S})"]).pid)
+
+    def leaves_thread(self) -> None:
+        threading.Thread(target=time.sleep, args=(LONG_S,), daemon=True).start()
 
     def leaves_children_and_hangs(self) -> None:
         self.leaves_children()

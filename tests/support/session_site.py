@@ -107,6 +107,18 @@ class Site:
             await asyncio.sleep(0.005)
         raise AssertionError(f"not {figures}: {self.figures}")
 
+    async def until_at(self, *places: str) -> dict[str, Any]:
+        """Wait until `stuck` finds its samples at these places, and return what it tells.
+
+        A turn is under way as soon as it is asked for: it is at the gate, or at an engine, a turn of the loop later.
+        """
+        for _ in range(2000):
+            told: dict[str, Any] = self.stage.service.stuck(0)
+            if sorted(sample["at"] for sample in told["samples"]) == sorted(places):
+                return told
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"not at {places}: {told['samples']}")
+
     async def taken(self) -> Client:
         """Someone who took a session."""
         client = self.client()

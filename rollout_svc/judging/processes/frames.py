@@ -19,6 +19,7 @@ __all__ = [
     "READY",
     "RESULT",
     "SKIPPED",
+    "SPENT",
     "Answer",
     "Broken",
     "answer",
@@ -32,6 +33,7 @@ RESULT: Final = 0  # the body is the pickled result
 FAILED: Final = 1  # the body is the pickled `(text, where)`
 SKIPPED: Final = 2  # it was taken back before it began
 READY: Final = 3  # the process can take calls
+SPENT: Final = 4  # it ends, and has begun none of the calls that it has not answered
 
 ANSWER_BYTES: Final = 4 << 20
 """Bytes of the largest answer: it is read in the loop."""
@@ -93,7 +95,7 @@ def answers(read: bytearray) -> list[Answer]:
     found, at = [], 0
     while len(read) - at >= _ANSWER.size:
         length, number, run_s, kind = _ANSWER.unpack_from(read, at)
-        if length > ANSWER_BYTES or kind > READY:
+        if length > ANSWER_BYTES or kind > SPENT:
             raise Broken("its process wrote what is no answer")
         end = at + _ANSWER.size + length
         if len(read) < end:

@@ -6,7 +6,7 @@ Invariants:
 - Only the first of a line runs. Its clock starts when it is first, so that nothing it waits for is counted.
 - Quick calls are sent ahead, for a process that waits for its next call works less. Whoever stands behind one that
   turns out slow is called back and goes first again: nobody waits for another's timeout.
-- A process that ends takes the call it ran with it, and no other.
+- A process that ends takes the call it ran with it, and no other; one that ends between two calls takes none.
 """
 
 from __future__ import annotations
@@ -142,11 +142,17 @@ class Lines:
         """
         self.seats.pop(seat, None)
         first = seat.line.popleft() if seat.line else None
+        self.give_back(seat)
+        return None if first is None or first.recalled else first
+
+    def give_back(self, seat: Seat) -> None:
+        """Have those that stand in the line of a process, which will begin none of them, go first again."""
+        if seat.line:
+            seat.line[0].clock.begun = None
         while seat.line:
             job = seat.line.pop()
             if not job.recalled:
                 self.waiting.appendleft(job)
-        return None if first is None or first.recalled else first
 
     def drop(self, job: Job) -> Seat | None:
         """Forget a call that nobody waits for any more.

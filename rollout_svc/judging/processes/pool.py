@@ -221,7 +221,12 @@ class JudgePool:
             self._stillborn = 0
             self._lines.seats[process.seat] = None
             return
+        if answer.kind == frames.SPENT and process.answered:  # else a judger could have its call begun for ever
+            self._lines.give_back(process.seat)
+            self._end(process, None)
+            return
         ran = None if answer.kind == frames.SKIPPED else answer.run_s
+        process.answered = True
         job = self._lines.answered(process.seat, answer.number, now, ran)
         if job is None:
             self._end(process, JudgerError("its process answered what it was not asked"))
@@ -320,8 +325,7 @@ class JudgePool:
         for seat in self._lines.late(now):
             self._hear(self._processes[seat])  # it may have answered just now
         for seat in self._lines.late(now):
-            first = seat.line[0]
-            self._end(self._processes[seat], TimeoutError(f"no verdict in {first.timeout_s:g} s"))
+            self._end(self._processes[seat], TimeoutError())
         touched: dict[JudgeProcess, None] = {}
         for seat, job in self._lines.call_back(now):
             process = self._processes[seat]

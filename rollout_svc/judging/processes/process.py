@@ -41,6 +41,8 @@ class JudgeProcess:
     unsent: bytearray
     pid: int = 0
     ready: bool = False
+    answered: bool = False
+    """Whether it ever answered a call."""
     lost: Job | None = None
     """What it ran when it was ended."""
     why: Exception | None = None
@@ -62,7 +64,7 @@ class JudgeProcess:
         if error is None:
             how = "closed its channel" if code is None or code == -signal.SIGABRT else how_it_ended(code)
             error = JudgerError(f"its process {how}")
-        return type(error)(f"{error} ({place})") if place else error
+        return type(error)(f"{error} ({place})".lstrip()) if place else error
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give up what is held of it; idempotent."""

@@ -6,6 +6,7 @@ Invariants:
 - A judger is made once per process, from its description.
 - A copy of this process that a judger made by forking never speaks for it.
 - A call that was taken back before it began is skipped.
+- A process in which judgers leave thread after thread ends between two calls, and says so: nobody's call ends with it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rollout_svc import blame
 from rollout_svc.errors import JudgeFailed
 from rollout_svc.judging.processes import frames
 from rollout_svc.judging.processes.gathered import Gathered
+from rollout_svc.judging.values import plain
 from rollout_svc.plugins import PluginSpec, construct
 
 __all__ = ["work"]
@@ -51,7 +53,9 @@ def work(channel: socket.socket) -> None:
         if os.getpid() != me:
             os._exit(0)
         channel.sendall(frames.answer(number, time.perf_counter() - begun, kind, body))
-        gathered.look()
+        if gathered.look():
+            channel.sendall(frames.answer(0, 0.0, frames.SPENT))
+            return
 
 
 def _skip(due: deque[tuple[int, bytes, bytes]], number: int) -> None:
@@ -78,7 +82,7 @@ def _answer(judgers: dict[bytes, Any], spec: bytes, payload: bytes) -> tuple[int
         if found is None:
             target, options, method = pickle.loads(spec)  # noqa: S301 - from the service itself
             found = judgers[spec] = getattr(construct(PluginSpec(target, dict(options)), target), method)
-        body = pickle.dumps(found(pickle.loads(payload)))  # noqa: S301 - likewise
+        body = pickle.dumps(plain(found(pickle.loads(payload))))  # noqa: S301 - likewise
     except JudgeFailed as failed:  # the judger's own word: it crosses as it is
         return frames.RESULT, pickle.dumps(JudgeFailed(str(failed.reason), str(failed.message)))
     except BaseException as error:  # noqa: BLE001 - an exit too is the judger's failure, and is told as one
