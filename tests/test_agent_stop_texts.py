@@ -98,7 +98,7 @@ async def test_a_turn_that_is_handed_back_gives_it_back_when_it_goes_on() -> Non
 
 @virtual
 async def test_a_whole_turn_gives_nothing_back() -> None:
-    """What was told stays: the next turn's stop texts begin with it; nor does a late whole one, or one that is full."""
+    """What was told stays: the next turn's stop texts begin with it."""
     made = table(said("one fir"), said("st"), tokenizer=ByteTokenizer())
     context = made.context()
     await context.generate()
@@ -106,9 +106,17 @@ async def test_a_whole_turn_gives_nothing_back() -> None:
     await context.generate()
     assert asked_after(made) == ["", "one fir\t"]
 
-    full = table(said("fir", "abort"), tokenizer=ByteTokenizer())
-    full.sampling = SamplingConfig(max_tokens=3, stop=("first",))
-    assert told(await full.context().generate(PROMPT)) == (list(b"fir"), [-1.0] * 3, "length")
+
+@virtual
+async def test_a_turn_that_had_all_its_tokens_gives_nothing_back() -> None:
+    """P6: it is as long as it may be, and so would an uncut one have been: no call is made for it."""
+    made = table(said("fir", "abort"), tokenizer=ByteTokenizer())
+    made.sampling, made.on_pause = SamplingConfig(max_tokens=3, stop=("first",)), "abort"
+    with pytest.raises(Interrupted):
+        await made.context().generate(PROMPT)
+    made.hand_back()
+    assert told(await made.context().generate(PROMPT)) == (list(b"fir"), [-1.0] * 3, "length")
+    assert asked_after(made) == [""]
 
 
 @virtual
