@@ -6,7 +6,8 @@ text, nobody sees it. So the last tokens before a cut are made again, as far bac
 Invariants:
 
 - Where the text is known, nothing that is kept ends as a stop text begins: a stop text that the turn comes to lies in
-  what the next call makes, whatever that is.
+  what the next call makes, whatever that is. Some engines look for stop texts with special tokens written out, others
+  without: what one of the two may take for a beginning is none to keep.
 - Where it is not, every token is taken for one byte at least: whatever had begun before the tokens that are given back
   would have been complete before the cut. Whoever makes the same tokens again misses nothing.
 - Half a character is what it may become.
@@ -54,24 +55,24 @@ def beginning(text: str, stops: Sequence[str]) -> bool:
     return False
 
 
-def given_back(ids: Sequence[int], stops: Sequence[str], decode: Decode | None, stands: int = 0) -> int:
+def given_back(ids: Sequence[int], stops: Sequence[str], ways: Sequence[Decode], stands: int = 0) -> int:
     """How many of the last tokens of a cut turn are made again.
 
     Args:
         ids: what the model has made of the turn.
         stops: the texts that end it.
-        decode: text of some ids, special tokens left out as the engines do; None: nobody knows it.
+        ways: each makes text of some ids, as an engine may; none: nobody knows how.
         stands: tokens that an earlier call was given already: they are kept.
     """
     if not stops:
         return 0
     most = max(len(stop.encode(errors="replace")) for stop in stops) - 1
     free = max(0, len(ids) - stands)
-    if decode is None:
+    if not ways:
         return min(most, free)
     for back in range(free):
         end = len(ids) - back
-        if not beginning(_end_of(ids, end, most, decode), stops):
+        if not any(beginning(_end_of(ids, end, most, decode), stops) for decode in ways):
             return back
     return free
 

@@ -1,5 +1,7 @@
 """A turn with stop texts that is cut: what may be the beginning of one is made again, with all that belongs to it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from rollout_svc.errors import Interrupted
 from rollout_svc.sample import Sample
 from rollout_svc.segment import FinishReason, VersionSpan
 from rollout_svc.tensors import Handles, MemoryStore
-from rollout_svc.tokens import ByteTokenizer, Tokenizer
+from rollout_svc.tokens import BYTE_EOS, ByteTokenizer, Tokenizer
 from tests.support.caller import Table, answer, told
 from tests.support.virtual import virtual
 
@@ -141,6 +143,20 @@ async def test_a_tokenizer_that_fails_is_none() -> None:
     made = table(said("the fir", "abort"), said(" first"), tokenizer=Broken())
     await made.context().generate(PROMPT)
     assert asked_after(made) == ["", "the"]
+
+
+@virtual
+async def test_special_tokens_may_be_text_to_an_engine() -> None:
+    """With one that is written out a stop text may begin; one that is left out may stand within."""
+
+    class Special(ByteTokenizer):
+        def spell(self, ids: Sequence[int]) -> str:
+            return "".join("<end>" if token == BYTE_EOS else chr(token) for token in ids)
+
+    for cut, stop, kept in ((b"one", "<end>!", b"one"), (b"one fir", "first", b"one ")):
+        made = table(answer([*cut, BYTE_EOS], "abort", late=True), said("!"), stop=(stop,), tokenizer=Special())
+        await made.context().generate(PROMPT)
+        assert made.caller.asked[1].input_ids == [*PROMPT, *kept]
 
 
 @virtual

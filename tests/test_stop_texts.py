@@ -12,7 +12,7 @@ from rollout_svc.config import SamplingConfig
 from rollout_svc.stop_texts import Decode, beginning, given_back, stops_of
 
 PIECES = [b"a", b"b", b"ab", b"aab", b"", b" ", "é".encode(), "é".encode()[:1], "é".encode()[1:], "aé".encode()[:2]]
-"""A vocabulary: letters, words, a token that says nothing, halves of a character."""
+"""A vocabulary: letters, words, a special token (4), halves of a character."""
 
 TOKENS = st.lists(st.integers(0, 3) | st.integers(0, len(PIECES) - 1), max_size=8)
 STOPS = st.lists(
@@ -39,13 +39,22 @@ def decode(ids: Sequence[int]) -> str:
     return b"".join(PIECES[token] for token in ids).decode(errors="replace")
 
 
-def stopped(ids: Sequence[int], stops: Sequence[str]) -> bool:
-    """Whether an engine that has made these in one call sees a stop text."""
-    return any(stop in decode(ids) for stop in stops)
+def spell(ids: Sequence[int]) -> str:
+    """The same with the special token written out."""
+    return b"".join(PIECES[token] or b"ba" for token in ids).decode(errors="replace")
+
+
+def stopped(ids: Sequence[int], stops: Sequence[str], says: Decode) -> bool:
+    """Whether an engine that has made these in one call, and reads them so, sees a stop text."""
+    return any(stop in says(ids) for stop in stops)
 
 
 def turn(
-    make: Callable[[int, int], int | None], stops: Sequence[str], cuts: Sequence[int], known: Decode | None
+    make: Callable[[int, int], int | None],
+    stops: Sequence[str],
+    cuts: Sequence[int],
+    ways: Sequence[Decode],
+    says: Decode = decode,
 ) -> list[int]:
     """One turn over as many calls as it is cut, each after so many tokens, and one that is not.
 
@@ -53,12 +62,13 @@ def turn(
         make: the token that a call makes at a place; None: it ends of itself there.
         stops: the texts it ends at.
         cuts: tokens each call makes before it is cut.
-        known: the text of tokens, where what is given back may look at it.
+        ways: the text of tokens, where what is given back may look at it.
+        says: as the engine reads them.
     """
     ids: list[int] = []
     stands = 0
     for call, most in enumerate([*cuts, None]):
-        count = given_back(ids, stops, known, stands)
+        count = given_back(ids, stops, ways, stands)
         assert 0 <= count <= len(ids) - stands
         ids = ids[: len(ids) - count]
         stands = len(ids)
@@ -67,31 +77,31 @@ def turn(
             if token is None:
                 return ids
             ids.append(token)
-            if stopped(ids[stands:], stops):
+            if stopped(ids[stands:], stops, says):
                 return ids
     raise AssertionError("the last call is not cut")
 
 
-@pytest.mark.parametrize("known", [decode, None], ids=["text", "no-text"])
+@pytest.mark.parametrize("ways", [(decode, spell), ()], ids=["text", "no-text"])
 @MANY
 @given(made=tokens_and_stops(), cuts=CUTS)
 def test_a_turn_made_again_the_same_ends_where_an_uncut_one_ends(
-    known: Decode | None, made: tuple[list[list[int]], list[str]], cuts: list[int]
+    ways: Sequence[Decode], made: tuple[list[list[int]], list[str]], cuts: list[int]
 ) -> None:
     """Whatever is cut, where the same tokens are made again: with the text, and by counting bytes alone."""
     [tokens], stops = made
-    tokens = [token for token in tokens if known is not None or PIECES[token]]  # without it, each says something
+    tokens = [token for token in tokens if ways or PIECES[token]]  # without it, each says something
 
     def make(_: int, place: int) -> int | None:
         return tokens[place] if place < len(tokens) else None
 
-    assert turn(make, stops, cuts, known) == turn(make, stops, (), known)
+    assert turn(make, stops, cuts, ways) == turn(make, stops, (), ways)
 
 
 @MANY
-@given(made=tokens_and_stops(streams=3), cuts=CUTS)
+@given(made=tokens_and_stops(streams=3), cuts=CUTS, says=st.sampled_from([decode, spell]))
 def test_where_the_text_is_known_no_turn_goes_on_past_a_stop_text(
-    made: tuple[list[list[int]], list[str]], cuts: list[int]
+    made: tuple[list[list[int]], list[str]], cuts: list[int], says: Decode
 ) -> None:
     """Other weights or draws make other tokens of what is given back: the first stop text in all of it is its end."""
     calls, stops = made
@@ -100,8 +110,8 @@ def test_where_the_text_is_known_no_turn_goes_on_past_a_stop_text(
         tokens = calls[call % len(calls)]
         return tokens[place] if place < len(tokens) else None
 
-    ids = turn(make, stops, cuts, decode)
-    first = next((end for end in range(len(ids) + 1) if stopped(ids[:end], stops)), len(ids))
+    ids = turn(make, stops, cuts, (decode, spell), says)
+    first = next((end for end in range(len(ids) + 1) if stopped(ids[:end], stops, says)), len(ids))
     assert ids == ids[:first]
 
 
@@ -113,7 +123,7 @@ def test_nothing_is_given_back_that_no_stop_text_begins_with(
     """Where the text is known, only what really is a beginning is made again."""
     ids = head + tail
     if not any(beginning(decode(ids), [stop]) for stop in stops):
-        assert given_back(ids, stops, decode) == 0
+        assert given_back(ids, stops, [decode]) == 0
 
 
 @pytest.mark.parametrize(
@@ -137,12 +147,12 @@ def test_a_beginning(text: str, stop: str, begins: bool) -> None:
 
 def test_tokens_that_say_nothing_hide_no_beginning() -> None:
     """Special tokens are no text: what is before them is looked at, however many there are."""
-    assert given_back([1, 0, *[4] * 50], ["ab"], decode) == 51
+    assert given_back([1, 0, *[4] * 50], ["ab"], [decode]) == 51
 
 
 def test_a_turn_without_stop_texts_gives_nothing_back() -> None:
     """Nothing to look for, nothing to make again."""
-    assert given_back([1, 2, 3], (), decode) == given_back([1, 2, 3], (), None) == 0
+    assert given_back([1, 2, 3], (), [decode]) == given_back([1, 2, 3], (), ()) == 0
 
 
 def test_settings_passed_on_as_they_are_name_stop_texts_too() -> None:

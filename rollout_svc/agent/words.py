@@ -53,8 +53,9 @@ class Words:
         if self._codec.tokenizer is not None and stops:
             try:
                 return await self._codec.work(
-                    lambda tokenizer: given_back(ids, stops, tokenizer.decode, stands), small=len(ids) <= INLINE_TOKENS
+                    lambda known: given_back(ids, stops, (known.decode, known.spell), stands),
+                    small=len(ids) <= INLINE_TOKENS,
                 )
             except Exception:  # noqa: BLE001, S110 - whatever its library raises: these ids are no text, then
                 pass
-        return given_back(ids, stops, None, stands)
+        return given_back(ids, stops, (), stands)
