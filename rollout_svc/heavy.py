@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["Heavy"]
+__all__ = ["FirstRows", "Heavy"]
 
 
 class Heavy(Protocol):
@@ -30,3 +30,39 @@ class Heavy(Protocol):
 
     def release(self, by: str) -> bool:
         """Give it up, and say who does; idempotent. Returns whether this call did it."""
+
+
+class FirstRows:
+    """The first rows of a heavy tensor, which this owns from now on: all of it is in memory until this is released."""
+
+    __slots__ = ("__weakref__", "_rows", "_whole")
+
+    def __init__(self, whole: Heavy, rows: int) -> None:
+        self._whole = whole
+        self._rows = rows
+
+    def __repr__(self) -> str:
+        return f"<FirstRows {self._rows} of {self._whole!r}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held, those of the other rows included."""
+        return self._whole.nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; not for one that was given up."""
+        return (self._rows, *self._whole.shape[1:])
+
+    def read(self) -> Any:
+        """The rows, to be read and not kept. May block."""
+        return self._whole.read()[: self._rows]
+
+    def later(self) -> Callable[[], Any]:
+        """What reads the rows, in another thread, also after they were given up here. Blocks nowhere."""
+        read, rows = self._whole.later(), self._rows
+        return lambda: read()[:rows]
+
+    def release(self, by: str) -> bool:
+        """Give it up, and say who does; idempotent. Returns whether this call did it."""
+        return self._whole.release(by)

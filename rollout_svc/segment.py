@@ -47,6 +47,11 @@ class Segment(NamedTuple):
     by_model: bool = True
     turn: int = 0
 
+    def first(self, count: int) -> Segment:
+        """The first `count` tokens of it, with what belongs to them."""
+        spans = tuple(span._replace(end=min(span.end, count)) for span in self.spans if span.start < count)
+        return self._replace(ids=self.ids[:count], logprobs=self.logprobs[:count], spans=spans)
+
 
 def spans_of(record: Mapping[str, Any]) -> tuple[VersionSpan, ...]:
     """Weight versions as the record of a conversation tells them."""

@@ -66,6 +66,10 @@ class Tokenizer(Protocol):
         """Turn ids into text, special tokens left out."""
         ...
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """Turn ids into text, special tokens written out."""
+        ...
+
     def apply_chat_template(self, messages: Messages, tools: Functions | None = None) -> list[int]:
         """Turn a conversation into the ids that ask for the next assistant message.
 
@@ -104,6 +108,10 @@ class ByteTokenizer:
             text = bytes([token for token in ids if 0 <= token < BYTE_EOS])
         return text.decode("utf-8", errors="replace")
 
+    def spell(self, ids: Sequence[int]) -> str:
+        """Turn bytes into text: there are no special tokens that have one."""
+        return self.decode(ids)
+
     def apply_chat_template(self, messages: Messages, tools: Functions | None = None) -> list[int]:
         """Render the conversation and encode it."""
         return self.encode(self.render(messages, tools, asking=True))
@@ -134,6 +142,11 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Turn ids into text, special tokens written out."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
     def apply_chat_template(self, messages: Messages, tools: Functions | None = None) -> list[int]:

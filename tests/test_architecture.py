@@ -17,7 +17,7 @@ if not PACKAGE.is_dir():
 
 GROUND = (
     *("errors", "events", "sample", "segment", "prompt", "group", "ledger", "gate", "signals", "tasks", "loop"),
-    *("heavy", "conversation", "tool_calls"),
+    *("heavy", "conversation", "tool_calls", "stop_texts"),
     *(
         "config",
         "configfile",

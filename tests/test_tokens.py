@@ -96,6 +96,7 @@ def test_a_directory_is_loaded(directory: Path) -> None:
     tokenizer = load(directory)
     assert tokenizer.encode("hello world") == [0, 5, 6]
     assert tokenizer.decode([0, 5, 6, 1]) == "hello world"
+    assert tokenizer.spell([0, 5, 6, 1]) == "<s> hello world </s>"
     assert not tokenizer.cheap
 
 
@@ -192,6 +193,9 @@ class Spy:
 
     def render(self, messages: Messages, tools: Functions | None = None, *, asking: bool) -> str:
         raise NotImplementedError
+
+    def spell(self, ids: Sequence[int]) -> str:
+        return self.decode(ids)
 
     def encode_rendered(self, text: str) -> list[int]:
         raise NotImplementedError

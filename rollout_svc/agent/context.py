@@ -21,6 +21,7 @@ Invariants:
 - A context whose attempt was revoked starts no engine call.
 - A continued turn sends prefix + tokens so far, with what is left of its budget; `max_tokens` counts the model's
   tokens of one turn over all its segments.
+- A stop text that a cut divides is found all the same: what may be its beginning is made again; see `stop_texts`.
 - Nothing is generated past a stop the engine reported, even where that answer came too late to count.
 - Routed experts are asked for in every turn or in none: once a turn's sampling says `return_routed_experts: false`, the
   sample has none any more, and no later turn of this run of the loop asks.
@@ -44,6 +45,7 @@ from rollout_svc.prompt import Prompt
 from rollout_svc.sample import ResumeAt, Sample
 from rollout_svc.segment import FinishReason, Segment
 from rollout_svc.signals import GateSignals
+from rollout_svc.stop_texts import stops_of
 
 if TYPE_CHECKING:
     from rollout_svc.sessions.registry import Sessions
@@ -66,6 +68,7 @@ class AgentContext:
         "_prefix",
         "_sample",
         "_signals",
+        "_stands",
         "calling",
         "cut",
         "experts",
@@ -106,6 +109,7 @@ class AgentContext:
         self.one_turn = one_turn
         self.turns = 0
         self._cuts = 0
+        self._stands = 0  # tokens of the turn under way that an engine was given: they are not given back again
         self._ends: list[tuple[FinishReason | None, str | None]] = []  # of each whole turn, ours and its engine's
         self.calling = False
         self.since = 0.0  # loop time of the end of the last engine call
@@ -222,6 +226,8 @@ class AgentContext:
             return self._whole_turn("length" if sample.engine_finish_reason == "length" else "stop")
         while True:
             sample.check(self._attempt)
+            if sample.turn_length < settings.max_tokens and (stops := stops_of(settings)):
+                await self._give_back(stops)
             budget = settings.max_tokens - sample.turn_length
             if budget <= 0:
                 return self._whole_turn("length")
@@ -247,6 +253,16 @@ class AgentContext:
             await self._park()
             if finish != "abort":
                 return self._whole_turn(finish)
+
+    async def _give_back(self, stops: tuple[str, ...]) -> None:
+        """Before a turn that was cut goes on: forget what may be the beginning of a text that ends it."""
+        sample = self._sample
+        own = sample.own_segments()
+        if own:  # what came before the last call was given to it
+            stands = max(self._stands, sample.turn_length - len(own[-1].ids))
+            if count := await self.words.given_back(sample.turn_ids(), stops, stands):
+                sample.give_back(self._attempt, count)
+        self._stands = sample.turn_length
 
     async def _call(self, ids: list[int] | None, budget: int, settings: SamplingConfig) -> Completion | None:
         """Make one engine call; None when it was interrupted and this loop parks."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rollout_svc.chat_template import BAD_PROMPT, Functions, Messages
 from rollout_svc.conversation import Growth
 from rollout_svc.errors import ConfigError, SampleFailure
+from rollout_svc.stop_texts import given_back
 from rollout_svc.tokens import INLINE_TOKENS, TextCodec
 
 __all__ = ["Words"]
@@ -46,3 +47,15 @@ class Words:
     async def text(self, ids: Sequence[int]) -> str:
         """What ids say, special tokens left out."""
         return await self._codec.work(lambda tokenizer: tokenizer.decode(ids), small=len(ids) <= INLINE_TOKENS)
+
+    async def given_back(self, ids: Sequence[int], stops: Sequence[str], stands: int) -> int:
+        """How many of the last ids are made again for the sake of stop texts; see `stop_texts`. Never raises."""
+        if self._codec.tokenizer is not None and stops:
+            try:
+                return await self._codec.work(
+                    lambda known: given_back(ids, stops, (known.decode, known.spell), stands),
+                    small=len(ids) <= INLINE_TOKENS,
+                )
+            except Exception:  # noqa: BLE001, S110 - whatever its library raises: these ids are no text, then
+                pass
+        return given_back(ids, stops, (), stands)

@@ -6,7 +6,8 @@ Invariants:
 - Every write names an attempt. A revoked attempt writes nothing: the write counts as `late_discarded` and raises.
 - The ledger is told of every move in the same synchronous step, so it balances between any two awaits.
 - Tokens only grow, except when a sample is redone (ABORTED or GENERATING to INIT) or settled without being
-  consumed, where they are dropped: what is FAILED, EXPIRED or FILTERED keeps counts and reasons, no more (P28).
+  consumed, where they are dropped: what is FAILED, EXPIRED or FILTERED keeps counts and reasons, no more (P28); and
+  where a turn that was cut gives its last ones back, to be made again.
 - Its routed experts are its own: those of the tokens it has, or of fewer; whoever writes under a revoked attempt loses
   what it brought. They are released with the tokens, and once it is CONSUMED; a sample one of whose turns asked for
   none has none, and that is no failure.
@@ -21,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from rollout_svc.errors import IllegalTransition, SampleFailure, StaleAttempt
-from rollout_svc.heavy import Heavy
+from rollout_svc.heavy import FirstRows, Heavy
 from rollout_svc.ledger import Ledger
 from rollout_svc.sample.reading import SampleReading
 from rollout_svc.sample.state import SampleState
@@ -271,6 +272,24 @@ class Sample(SampleReading):
         if made:  # what was only appended has no rows of its own yet, and no finish
             self.engine_finish_reason = None
             self._release_experts("a turn that was dropped")
+
+    def give_back(self, attempt: int, count: int) -> None:
+        """Forget the last `count` tokens the model has made in the turn that is under way, and the rows after them.
+
+        Raises:
+            StaleAttempt: the attempt was revoked.
+            IllegalTransition: it does not generate.
+        """
+        self._check_generating(attempt)
+        for segment in self.own_segments()[::-1]:
+            kept = max(0, len(segment.ids) - count)
+            count -= len(segment.ids) - kept
+            at = next(place for place, other in enumerate(self.segments) if other is segment)
+            self.segments[at : at + 1] = [segment.first(kept)] if kept else []
+            if not count:
+                break
+        if self.experts is not None and self.rows_missing < 0:
+            self.experts = FirstRows(self.experts, self.experts.shape[0] + self.rows_missing)
 
     def give_up_experts(self, attempt: int, by: str) -> None:
         """Release the routed experts it has, under an attempt; `by`: why.

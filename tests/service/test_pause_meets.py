@@ -47,6 +47,9 @@ class Slow:
         """There is none."""
         raise NotImplementedError
 
+    def spell(self, ids: Sequence[int]) -> str:
+        return self.decode(ids)
+
     def encode_rendered(self, text: str) -> list[int]:
         """There is none."""
         raise NotImplementedError
