@@ -25,7 +25,7 @@ from rollout_svc.workers.freezing import Freezing
 from rollout_svc.workers.pool import WorkerPool
 from rollout_svc.workers.presence import PARTLY, end_calls, forget_process, is_another, is_lost
 from rollout_svc.workers.sleeping import Sleeping
-from rollout_svc.workers.worker import Worker, WorkerState
+from rollout_svc.workers.worker import Quarantine, Worker, WorkerState
 
 __all__ = ["REFUSING", "Admit", "Supervisor"]
 
@@ -261,20 +261,10 @@ class Supervisor:
             return
         if worker.frozen and worker.calls:
             return  # a pause holds what it runs
-        if not await self._freezing.thaw(worker):
+        left = quarantine.kind == "residual"
+        if not await self._freezing.thaw(worker) or (left and not await self._emptied(worker, quarantine)):
             await self._miss(worker)
             return
-        if quarantine.kind == "residual":
-            if worker.asleep is None and not await self._freezing.thaw_found(worker):
-                return  # whoever froze it: a count says nothing of what waits at a frozen engine's door
-            count = await self._control.count(worker)
-            # With calls of another lane open it cannot be told: an answer may be on its way, a request not there yet.
-            worker.residual = count if not count or not worker.calls else None
-            waited = asyncio.get_running_loop().time() - quarantine.since
-            idle = worker.residual == 0
-            due = waited >= self._quarantine_s and self._admitting.is_set()  # no request starts while a pause climbs
-            if not idle and not (due and await self._canary.sing(worker)):
-                return
         if worker.quarantine is not quarantine:
             return
         try:
@@ -304,8 +294,21 @@ class Supervisor:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
+    async def _emptied(self, worker: Worker, quarantine: Quarantine) -> bool:
+        """Whether nothing of a pause is left there, by its own count, or it works all the same."""
+        if worker.asleep is None and not await self._freezing.thaw_found(worker):
+            return False  # whoever froze it: a count says nothing of what waits at a frozen engine's door
+        count = await self._control.count(worker)
+        # With calls of another lane open it cannot be told: an answer may be on its way, a request not there yet.
+        worker.residual = count if not count or not worker.calls else None
+        if worker.residual == 0:
+            return True
+        waited = asyncio.get_running_loop().time() - quarantine.since
+        due = waited >= self._quarantine_s and self._admitting.is_set()  # no request starts while a pause climbs
+        return due and await self._canary.sing(worker)
+
     async def _miss(self, worker: Worker) -> None:
-        """Find out whether an engine that does not go on is there at all."""
+        """Find out whether an engine that does not go on, or does not say that it is empty, is there at all."""
         try:
             await self._control.ping(worker)
         except WorkerFailure as failure:

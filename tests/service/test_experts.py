@@ -237,15 +237,19 @@ async def test_whoever_forgets_them_gets_no_more_and_the_sample_is_counted() -> 
         assert not made.parts.handles.live
 
 
-async def test_whoever_comes_after_one_that_died_in_quarantine_is_believed() -> None:
-    """It was frozen and did not go on: nobody lets it in, but somebody sees that it is gone."""  # P4 P19
+@pytest.mark.parametrize("frozen", [True, False])
+async def test_whoever_comes_after_one_that_died_in_quarantine_is_believed(frozen: bool) -> None:
+    """Frozen it did not go on, or it was never empty: nobody lets it in, but somebody sees it gone."""  # P4 P19
     async with experts(pushed=2, producer={"max_attempts": 3}) as (engine, made):
+        engine.handler_cancellation = False
         await engine.wait_running(2)
-        await made.pause(5.0, mode="keep")
+        if frozen:
+            await made.pause(5.0, mode="keep")
         engine.lose_experts = engine.lose_aborts = True
         engine.release(engine.calls("running")[0], tokens=[7])
         await made.until(lambda: bool(made.of(CapabilityWithdrawn)))
-        engine.script("/continue_generation", Status(503), times=None)
+        if frozen:
+            engine.script("/continue_generation", Status(503), times=None)
         assert not (await made.pause(0.3)).clean
         await made.resume()
         worker = made.worker()

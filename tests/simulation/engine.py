@@ -332,7 +332,7 @@ class SimEngine:
     def restart(self) -> None:
         """Go away until that is noticed, and come back as another process."""
         self.crash()
-        self._come_back_once_missed()
+        self.world.later(_MISSED_S, self._come_back_once_missed)  # what it said last may still be on its way
 
     def _come_back_once_missed(self) -> None:
         if self.world.life.mistrusts(self.url):
