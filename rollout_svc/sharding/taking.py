@@ -250,19 +250,26 @@ class FannedBatches:
         return list(owing)
 
     async def pay(self, member: Member) -> None:
-        """Have a shard do what it has not been told yet."""
-        for batch_id, what in tuple(member.owed.items()):
-            until = asyncio.get_running_loop().time() + self._answer_s
+        """Have a shard do what it has not been told yet: all at once, for however much that is it has one deadline."""
+        until = asyncio.get_running_loop().time() + self._answer_s
+
+        async def one(batch_id: str, what: Debt) -> RolloutError | None:
             try:
                 if what == "give_back":
                     await member.ask("give_back", member.shard.give_back(batch_id), until)
                 else:
                     await self._consume(member, batch_id, until)
             except RolloutError as error:
-                member.fall(str(error))  # nobody else would ask it again: it is held, and pays before it opens
-                raise
+                return error
             member.owed.pop(batch_id, None)
             self._book.paid(batch_id, member.shard_id)
+            return None
+
+        outcomes = await asyncio.gather(*(one(batch_id, what) for batch_id, what in member.owed.items()))
+        failed = next((error for error in outcomes if error is not None), None)
+        if failed is not None:
+            member.fall(str(failed))  # nobody else would ask it again: it is held, and pays before it opens
+            raise failed
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.
