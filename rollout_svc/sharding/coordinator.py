@@ -20,7 +20,7 @@ from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.packing.parts import unreadable
 from rollout_svc.pause.report import PauseReport
-from rollout_svc.pause.request import Asked, read_terms
+from rollout_svc.pause.request import Asked
 from rollout_svc.service import State
 from rollout_svc.sharding.batch import MergedBatch
 from rollout_svc.sharding.book import Book
@@ -78,10 +78,8 @@ class Coordinator:
         self._tasks = TaskOwner(self._died)
         journal = config.buffer.path is not None
         self.members = Members(Member(s, self._tasks, journal=journal, changed=self._changed) for s in shards)
-        self.pauses = FannedPause(self.members, self._tasks)
-        self.weights = FannedWeights(
-            self.members, self._tasks, self.pauses, config, pause=self.pause, resume=self._let_go
-        )
+        self.pauses = FannedPause(self.members, self._tasks, config.pause)
+        self.weights = FannedWeights(self.members, self._tasks, self.pauses, config, resume=self._let_go)
         book = book or Book()
         book.on_failure = lambda error: self._died("book", error, critical=True)
         self.batches = FannedBatches(
@@ -194,16 +192,7 @@ class Coordinator:
     ) -> PauseReport:
         """Stop every shard; returns by the deadline with one report. See `RolloutService.pause`."""
         self._check_running()
-        asked = Asked(mode, deadline_s, tuple(lanes), if_ticket, kv, tuple(offload))
-        terms = read_terms(asked, self.config.pause, ())  # what its engines can do every shard says itself
-        return await self.pauses.pause(
-            mode=terms.mode,
-            deadline_s=terms.deadline_s,
-            lanes=terms.lanes,
-            if_ticket=if_ticket,
-            kv=terms.cache,
-            offload=asked.offload,
-        )
+        return await self.pauses.pause(Asked(mode, deadline_s, tuple(lanes), if_ticket, kv, tuple(offload)))
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open every shard in step; waits for a pause under way. See `RolloutService.resume`."""
@@ -260,8 +249,14 @@ class Coordinator:
     async def update_weights(
         self, version: int, source: Mapping[str, Any], pause: Mapping[str, Any] | None = None, *, force: bool = False
     ) -> dict[str, Any]:
-        """Bring every shard to `version`; see `RolloutService.update_weights`."""
-        self._check_running()
+        """Bring every shard to `version`; see `RolloutService.update_weights`.
+
+        Also while not all of them are in step: it may be these weights that one of the others waits for.
+        """
+        if self.members.inside:
+            self._check_alive()
+        else:
+            self._check_running()
         return await self.weights.update(version, source, pause, force=force)
 
     # -- batches, prompts, evaluations -----------------------------------------------------------------------
