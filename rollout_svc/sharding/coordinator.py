@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
+from rollout_svc.batch import Shortage, is_ahead, too_far
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.errors import Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.events import ComponentDied, EventBus
@@ -91,6 +92,7 @@ class Coordinator:
             new_id=new_id,
             paused_s=lambda: self.pauses.paused_s,
             paused=lambda: "train" in self.pauses.closed,
+            ahead=self._ahead,
             check=self._check_alive,
         )
         self.fleet = FannedFleet(self.members, config, divide)
@@ -268,6 +270,11 @@ class Coordinator:
             return await batch.as_json()
         except ShardLost as lost:
             raise unreadable(batch.batch_id, lost) from lost
+
+    def _ahead(self, step: int) -> Shortage | None:
+        trainer = self.config.trainer
+        stands = step, self.weights.version, trainer.max_staleness, trainer.max_token_staleness
+        return too_far(*stands) if is_ahead(*stands) else None
 
     async def lease_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> MergedBatch:
         """Lease a batch, still where its groups lie: for whoever sends it on."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from rollout_svc.batch import check_take
+from rollout_svc.batch import Shortage, check_take
 from rollout_svc.buffer.journal.writer import JournalFailed
 from rollout_svc.errors import Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.sharding.batch import MergedBatch, groups_in, with_groups
@@ -59,6 +59,7 @@ class FannedBatches:
         new_id: Callable[[], str],
         paused_s: Callable[[], float],
         paused: Callable[[], bool],
+        ahead: Callable[[int], Shortage | None],
         check: Callable[[], None],
     ) -> None:
         """Make them.
@@ -72,6 +73,7 @@ class FannedBatches:
             new_id: gives unique ids.
             paused_s: seconds for which the stage was paused, ever.
             paused: whether it is.
+            ahead: says that what the fleet makes is too old for a step; None: it is not.
             check: raises where the service has failed, or stops.
         """
         self._members = members
@@ -82,6 +84,7 @@ class FannedBatches:
         self._new_id = new_id
         self._paused_s = paused_s
         self._paused = paused
+        self._ahead = ahead
         self._check = check
         self._last_paused_s = 0.0
         self._turn = asyncio.Lock()
@@ -143,7 +146,8 @@ class FannedBatches:
             except TimeoutError:
                 if step in self._found.steps and not self._paused():
                     raise undecided(self._members, self._found.unseen, step) from None
-                raise shortage(self._members, gathering, groups, paused=self._paused()) from None
+                told = shortage(self._members, gathering, groups, paused=self._paused(), ahead=self._ahead(step))
+                raise told from None
             finally:
                 if gathering is not None:
                     gathering.end()
