@@ -82,7 +82,7 @@ async def _round(history: ShardedHistory, front: Front, rng: Random) -> None:
         await calls.left(front, taking, rng)
         return
     batch = await taking
-    history.handed.arrived(batch, asked_at, front.number)
+    history.handed.arrived(batch, asked_at)
     await asyncio.sleep(rng.uniform(0.01, 0.2))
     if faults.draw(("no_ack",)):
         faults.once("no_ack")
@@ -108,7 +108,7 @@ async def _acknowledge(history: ShardedHistory, batch_id: str, rng: Random) -> N
             history.world.say("trainer", "asks again", batch_id, type(error).__name__, str(error)[:160])
             detail = error.detail if isinstance(error, NotNow) else None
             if isinstance(detail, dict) and detail.get("batch_id") == batch_id:
-                history.handed.accepted(batch_id, front.number)
+                history.handed.accepted(batch_id)
                 if rng.random() < _TRUSTS:
                     return
             await asyncio.sleep(rng.uniform(0.1, 0.5))
