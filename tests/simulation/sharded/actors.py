@@ -109,12 +109,20 @@ async def _acknowledge(history: ShardedHistory, batch_id: str, rng: Random) -> N
             detail = error.detail if isinstance(error, NotNow) else None
             if isinstance(detail, dict) and detail.get("batch_id") == batch_id:
                 history.handed.accepted(batch_id)
+                _owes(history, front)
                 if rng.random() < _TRUSTS:
                     return
             await asyncio.sleep(rng.uniform(0.1, 0.5))
             continue
         history.handed.acknowledged(batch_id)
         return
+
+
+def _owes(history: ShardedHistory, front: Front) -> None:
+    """The coordinator has promised what only its book has: now and then it does not live to see it done."""
+    if history.world.faults.draw(("coordinator_owing",)):
+        history.world.faults.once("coordinator_owing")
+        front.kill("coordinator_owing")
 
 
 async def _try_weights(history: ShardedHistory, rng: Random) -> None:
