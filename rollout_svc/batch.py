@@ -20,7 +20,7 @@ from rollout_svc.group import Group
 from rollout_svc.producer.masking import encoded
 from rollout_svc.tensors import Loan, ReadHandle
 
-__all__ = ["Batch", "Shortage", "check_take", "not_now", "too_far"]
+__all__ = ["Batch", "Shortage", "check_take", "is_ahead", "not_now", "too_far"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class Shortage:
         told = ", ".join(f"{number} of task {task}" for task, number in missing.items())
         message = f"by the tasks' weights {told} are missing; {self.message}"
         return replace(self, message=message, detail=self.detail | {"missing": missing})
+
+
+def is_ahead(step: int, version: int, max_staleness: int, max_token_staleness: int | None) -> bool:
+    """Whether every token that the fleet can make now would be too old at `step`."""
+    return step - version > (max_staleness if max_token_staleness is None else max_token_staleness)
 
 
 def too_far(step: int, version: int, max_staleness: int, max_token_staleness: int | None) -> Shortage:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from rollout_svc.batch import Batch, Shortage, check_take, not_now, too_far
+from rollout_svc.batch import Batch, Shortage, check_take, is_ahead, not_now, too_far
 from rollout_svc.batch_figures import Figures
 from rollout_svc.buffer.replay import Lease, ReplayBuffer
 from rollout_svc.buffer.storage import Storage
@@ -119,8 +119,8 @@ class Batches:
                     return replace(batch, ack_expired=expired)
                 self._ask(wake, step, groups)
         except TimeoutError:
-            bounds = self.max_staleness, self.max_token_staleness
-            shortage = too_far(step, self._version(), *bounds) if self._ahead(step) else self._short(groups)
+            stands = step, self._version(), self.max_staleness, self.max_token_staleness
+            shortage = too_far(*stands) if is_ahead(*stands) else self._short(groups)
             raise not_now(shortage, groups, self._buffer.ready) from None
         finally:
             self._ask_no_more(wake)
@@ -128,12 +128,21 @@ class Batches:
     async def ready_groups(self, step: int, wanted: int, timeout_s: float) -> int:
         """Say how many groups may be handed over at `step`; waits until they are `wanted`, or the time is up.
 
-        Who waits here is waited for as a take is: for a batch of `wanted` groups at `step`.
+        Who waits here is waited for as a take is: for a batch of `wanted` groups at `step`. Who has no time
+        only looks, and is told a number whatever may come.
 
         Raises:
             NotNow: that can never be, and no more will come; `detail` says how many are `ready`.
         """
         check_take(step, wanted, timeout_s)
+        if timeout_s > 0:
+            await self._wait_for(step, wanted, timeout_s)
+        ready = len(self._mixture.most(wanted, self._fresh(step)))
+        if timeout_s > 0 and ready < wanted and self._over(wanted):
+            raise not_now(self._shortage(wanted), wanted, ready)
+        return ready
+
+    async def _wait_for(self, step: int, wanted: int, timeout_s: float) -> None:
         self._mixture.groups = wanted
         ready = len(self._mixture.most(wanted, self._fresh(step)))
         wake = asyncio.Event()
@@ -149,10 +158,6 @@ class Batches:
             pass
         finally:
             self._ask_no_more(wake)
-        ready = len(self._mixture.most(wanted, self._fresh(step)))
-        if ready < wanted and self._over(wanted):
-            raise not_now(self._shortage(wanted), wanted, ready)
-        return ready
 
     def _over(self, wanted: int) -> bool:
         """Whether what is ready is all there will be of so many groups."""
@@ -235,15 +240,6 @@ class Batches:
         """Why the batch is not there; where enough is ready, which tasks it waits for."""
         shortage, missing = self._shortage(groups), self._mixture.missing(groups)
         return shortage if self._buffer.ready < groups else shortage.of_tasks(missing)
-
-    def _ahead(self, step: int) -> bool:
-        """Whether every token the fleet can make now would be too old at `step`."""
-        return step - self._version() > self._serves
-
-    @property
-    def _serves(self) -> int:
-        """Steps by which tokens that are made now may be behind, and count."""
-        return self.max_staleness if self.max_token_staleness is None else self.max_token_staleness
 
     @property
     def demand(self) -> Demand:

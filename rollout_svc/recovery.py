@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from rollout_svc.assembly import Parts, Prepared
 from rollout_svc.buffer.journal import Journal
 from rollout_svc.buffer.journal.fingerprint import fingerprint_of
+from rollout_svc.buffer.journal.layout import refuse_other_layout
 from rollout_svc.buffer.recovered import FoundGroup, Recovered
 from rollout_svc.buffer.restoring import restore_journal
 from rollout_svc.buffer.storage import MemoryStorage, Storage
@@ -80,7 +81,7 @@ async def open_storage(
     With `restore` a snapshot becomes that journal first.
 
     Raises:
-        ConfigError: at `buffer.path`: it cannot be used, and is as it was.
+        ConfigError: at `buffer.path`: it cannot be used, or shards have journals there; they are as they were.
     """
     if outside.storage is not None:
         return outside.storage()
@@ -95,6 +96,8 @@ def _open(
 ) -> Storage:
     contents = {task.name: _digest(Path(task.prompts.jsonl)) for task in config.tasks if task.prompts.jsonl is not None}
     fingerprint = fingerprint_of(config, contents, portion)
+    if path is not None and portion == WHOLE:
+        refuse_other_layout(path, shards=1)
     if restore is not None:
         restore_journal(restore.snapshot, path, fingerprint, restore.step)
     return (

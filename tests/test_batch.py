@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_svc.batch import Shortage, check_take, too_far
+from rollout_svc.batch import Shortage, check_take, is_ahead, too_far
 from rollout_svc.errors import BadRequest
 
 NUMBER = st.integers(-3, 3) | st.booleans() | st.floats() | st.none()
@@ -41,6 +41,17 @@ def test_what_is_too_far_says_which_weights_it_needs(step: int, version: int, gr
     assert shortage.message == f"step {step} needs weights of version {needed} or later, the fleet is at {version}"
     assert shortage.detail.get("max_token_staleness") == tokens
     assert not shortage.final
+
+
+@given(
+    step=st.integers(0, 50), version=st.integers(0, 50), groups=st.integers(0, 5), tokens=st.none() | st.integers(0, 5)
+)
+def test_a_step_is_ahead_until_the_weights_it_needs_are_there(
+    step: int, version: int, groups: int, tokens: int | None
+) -> None:
+    """P32: a step can be served with the weights that its shortage names, or later ones, and with none before."""
+    bound = groups if tokens is None else tokens
+    assert is_ahead(step, version, groups, tokens) == (version < step - bound)
 
 
 def test_the_tasks_that_are_waited_for_are_named() -> None:

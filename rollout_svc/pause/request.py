@@ -27,12 +27,12 @@ _ECHO_CHARS: Final = 100  # of a caller's own words, in an error message
 class Asked(NamedTuple):
     """What a caller asks of a pause, unread; see `RolloutService.pause`."""
 
-    mode: str | None
-    deadline_s: float | None
-    lanes: tuple[Lane, ...]
-    if_ticket: int | None
-    kv: str
-    offload: tuple[str, ...]
+    mode: str | None = None
+    deadline_s: float | None = None
+    lanes: tuple[Lane, ...] = LANES
+    if_ticket: int | None = None
+    kv: str = "keep"
+    offload: tuple[str, ...] = ()
 
 
 class Terms(NamedTuple):

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
+from rollout_svc.buffer.journal.layout import BOOK, BOOK_ENDING, refuse_other_layout
 from rollout_svc.buffer.journal.opening import Kind, open_file, refusal
 from rollout_svc.buffer.journal.writer import JournalFailed, Writer
 from rollout_svc.config import Config
@@ -28,7 +29,7 @@ __all__ = ["TABLES", "Book", "Change", "Debt", "Earlier", "Notes", "kept_book", 
 
 Debt = Literal["ack", "give_back"]
 """What a shard has still to be told of a batch."""
-_KIND: Final = Kind("coordinator's book", 0x726F6C63, 1, {})  # "rolc"
+_KIND: Final = Kind("coordinator's book", BOOK, 1, {})
 TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE owed (batch_id TEXT, shard TEXT, what TEXT NOT NULL, PRIMARY KEY (batch_id, shard)) WITHOUT ROWID;
@@ -125,14 +126,14 @@ async def kept_book(config: Config) -> AsyncIterator[Book]:
 
     Raises:
         InUse: another coordinator has it.
-        ConfigError: at `buffer.path`: it cannot be used.
+        ConfigError: at `buffer.path`: it cannot be used, or what lies there is of another number of shards.
     """
     if config.buffer.path is None:
         yield Book()
         return
-    path = Path(f"{config.buffer.path}.coordinator")
-    shards, synchronous = config.producer.shards, config.journal.synchronous
-    connection, earlier = await asyncio.to_thread(open_book, path, shards, synchronous)
+    path, shards, synchronous = config.buffer.path, config.producer.shards, config.journal.synchronous
+    await asyncio.to_thread(refuse_other_layout, Path(path), shards)
+    connection, earlier = await asyncio.to_thread(open_book, Path(path + BOOK_ENDING), shards, synchronous)
 
     def write(changes: list[Change]) -> None:
         for change in changes:

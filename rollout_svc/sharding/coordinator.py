@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
+from rollout_svc.batch import Shortage, is_ahead, too_far
 from rollout_svc.config import Config, WorkerConfig
 from rollout_svc.errors import Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.events import ComponentDied, EventBus
 from rollout_svc.gate import LANES, Lane
 from rollout_svc.packing.parts import unreadable
 from rollout_svc.pause.report import PauseReport
-from rollout_svc.pause.request import Asked, read_terms
+from rollout_svc.pause.request import Asked
 from rollout_svc.service import State
 from rollout_svc.sharding.batch import MergedBatch
 from rollout_svc.sharding.book import Book
@@ -78,10 +79,8 @@ class Coordinator:
         self._tasks = TaskOwner(self._died)
         journal = config.buffer.path is not None
         self.members = Members(Member(s, self._tasks, journal=journal, changed=self._changed) for s in shards)
-        self.pauses = FannedPause(self.members, self._tasks)
-        self.weights = FannedWeights(
-            self.members, self._tasks, self.pauses, config, pause=self.pause, resume=self._let_go
-        )
+        self.pauses = FannedPause(self.members, self._tasks, config.pause)
+        self.weights = FannedWeights(self.members, self._tasks, self.pauses, config, resume=self._let_go)
         book = book or Book()
         book.on_failure = lambda error: self._died("book", error, critical=True)
         self.batches = FannedBatches(
@@ -93,6 +92,7 @@ class Coordinator:
             new_id=new_id,
             paused_s=lambda: self.pauses.paused_s,
             paused=lambda: "train" in self.pauses.closed,
+            ahead=self._ahead,
             check=self._check_alive,
         )
         self.fleet = FannedFleet(self.members, config, divide)
@@ -194,16 +194,7 @@ class Coordinator:
     ) -> PauseReport:
         """Stop every shard; returns by the deadline with one report. See `RolloutService.pause`."""
         self._check_running()
-        asked = Asked(mode, deadline_s, tuple(lanes), if_ticket, kv, tuple(offload))
-        terms = read_terms(asked, self.config.pause, ())  # what its engines can do every shard says itself
-        return await self.pauses.pause(
-            mode=terms.mode,
-            deadline_s=terms.deadline_s,
-            lanes=terms.lanes,
-            if_ticket=if_ticket,
-            kv=terms.cache,
-            offload=asked.offload,
-        )
+        return await self.pauses.pause(Asked(mode, deadline_s, tuple(lanes), if_ticket, kv, tuple(offload)))
 
     async def resume(self, *, ticket: int | None = None, weight_version: int | None = None) -> dict[str, Any]:
         """Open every shard in step; waits for a pause under way. See `RolloutService.resume`."""
@@ -260,8 +251,14 @@ class Coordinator:
     async def update_weights(
         self, version: int, source: Mapping[str, Any], pause: Mapping[str, Any] | None = None, *, force: bool = False
     ) -> dict[str, Any]:
-        """Bring every shard to `version`; see `RolloutService.update_weights`."""
-        self._check_running()
+        """Bring every shard to `version`; see `RolloutService.update_weights`.
+
+        Also while not all of them are in step: it may be these weights that one of the others waits for.
+        """
+        if self.members.inside:
+            self._check_alive()
+        else:
+            self._check_running()
         return await self.weights.update(version, source, pause, force=force)
 
     # -- batches, prompts, evaluations -----------------------------------------------------------------------
@@ -273,6 +270,11 @@ class Coordinator:
             return await batch.as_json()
         except ShardLost as lost:
             raise unreadable(batch.batch_id, lost) from lost
+
+    def _ahead(self, step: int) -> Shortage | None:
+        trainer = self.config.trainer
+        stands = step, self.weights.version, trainer.max_staleness, trainer.max_token_staleness
+        return too_far(*stands) if is_ahead(*stands) else None
 
     async def lease_batch(self, step: int, groups: int, timeout_s: float, ack: Iterable[str] = ()) -> MergedBatch:
         """Lease a batch, still where its groups lie: for whoever sends it on."""

@@ -2,8 +2,10 @@
 
 Invariants:
 
-- Each shard in step is asked for its share first, so that its schedule makes that. Who has it is asked for one more
-  only once the others lag, or can have no more: their prompts would else be used up unevenly.
+- Each shard in step is asked for its share first, so that its schedule makes that. Who has it gives what else it has,
+  and is asked to make one more, only once the others lag, or can have no more: their prompts would else be used up
+  unevenly.
+- Who lags says at short intervals what it has: a batch is there as soon as the sum is, however it is dealt out.
 - Whoever joins, or is lost, in the meantime counts, or counts no more, from then on.
 - What cannot be is said at once: when no shard can ever have more, and it does not suffice.
 """
@@ -24,6 +26,7 @@ __all__ = ["Gathering"]
 _PATIENCE_S: Final = 1.0  # seconds before a shard that lags is made up for by the others
 _PATIENCE_SHARE: Final = 0.1  # of the time, at most
 _WAIT_SHARE: Final = 0.95  # of the time: what shards have has to be known before it is up
+_LOOK_S: Final = 0.5  # seconds between what a shard that lags says of itself
 _GRACE_S: Final = 1.0  # seconds a shard may take longer to answer than it was given to wait
 _AGAIN_S: Final = 0.05  # seconds before one that had less than it was asked for is asked again
 
@@ -72,17 +75,34 @@ class Gathering:
             had = self.ready.get(shard)
             lacks = had is None or had < shares[shard]
             if shard not in self._asking and shard not in self.final and (lacks or lagging):
-                wanted = max(1, shares[shard]) if had is None or lacks else had + 1
-                asking = self._tasks.spawn(f"{shard}:ready", self._ask(member, min(wanted, self._groups)), handled=True)
+                asking = self._tasks.spawn(f"{shard}:ready", self._ask(member, max(1, shares[shard])), handled=True)
                 self._asking[shard] = asking
 
-    async def _ask(self, member: Member, wanted: int) -> None:
-        shard, now = member.shard_id, asyncio.get_running_loop().time()
+    async def _share(self, member: Member, wanted: int) -> bool:
+        """Ask for what a shard has to have; returns whether it has that."""
+        now = asyncio.get_running_loop().time()
+        heard_by = self._patient_until if now < self._patient_until else now + _LOOK_S
+        wait_s = min((self._until - now) * _WAIT_SHARE, heard_by - now)
+        return await self._say(member, min(wanted, self._groups), wait_s) >= wanted
+
+    async def _more(self, member: Member, had: int) -> bool:
+        """Look for what a shard has beyond its share; where there is none ask it for one more."""
+        missing = self._groups - sum(self.ready.values())
+        if await self._say(member, min(had + missing, self._groups), 0.0) > had:
+            return True
+        return await self._share(member, had + 1)
+
+    async def _say(self, member: Member, wanted: int, wait_s: float) -> int:
+        member.check_life()
+        asked = member.shard.ready_groups(self._step, wanted, max(0.0, wait_s))
+        self.ready[member.shard_id] = number = await member.ask("ready_groups", asked, self._until + _GRACE_S)
+        return number
+
+    async def _ask(self, member: Member, share: int) -> None:
+        shard, had = member.shard_id, self.ready.get(member.shard_id, 0)
         try:
-            member.check_life()
-            asked = member.shard.ready_groups(self._step, wanted, max(0.0, self._until - now) * _WAIT_SHARE)
-            self.ready[shard] = number = await member.ask("ready_groups", asked, self._until + _GRACE_S)
-            if number < wanted:
+            if not await (self._share(member, share) if had < share else self._more(member, had)):
+                self.wake.set()
                 await asyncio.sleep(_AGAIN_S)
         except NotNow as error:
             detail: dict[str, Any] = error.detail if isinstance(error.detail, dict) else {}

@@ -8,19 +8,22 @@ Invariants:
   the report, and paused again before it is let go on.
 - What a shard in step refuses is refused: where the pause was a new one, the others go on. One that is out of step, or
   cannot be asked now (it is starting again, or has failed), refuses nothing: it has not acknowledged.
+- Nobody joins a pause that is being undone: whoever asks then begins one, which has its own answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rollout_svc.config import PauseConfig
 from rollout_svc.errors import NotNow, RolloutError
 from rollout_svc.gate import LANES, Lane, Mode, stronger
 from rollout_svc.pause.report import PauseReport
+from rollout_svc.pause.request import Asked, read_terms
 from rollout_svc.pause.standing import PauseState, Standing
 from rollout_svc.sharding.member import Member
 from rollout_svc.sharding.members import Members
@@ -72,8 +75,9 @@ class _Climb:
 class FannedPause(Standing):
     """The pause protocol over all shards, and its state."""
 
-    def __init__(self, members: Members, tasks: TaskOwner) -> None:
+    def __init__(self, members: Members, tasks: TaskOwner, config: PauseConfig) -> None:
         super().__init__()
+        self._config = config
         self._members = members
         self._tasks = tasks
         self._climb: _Climb | None = None
@@ -84,35 +88,28 @@ class FannedPause(Standing):
         """The pause under way."""
         return self._climbing
 
-    async def pause(
-        self,
-        *,
-        mode: Mode,
-        deadline_s: float,
-        lanes: Iterable[Lane],
-        if_ticket: int | None,
-        kv: str,
-        offload: tuple[str, ...],
-    ) -> PauseReport:
-        """Stop `lanes` in every shard; returns by the deadline with what was found.
+    async def pause(self, asked: Asked) -> PauseReport:
+        """Stop lanes in every shard; returns by the deadline with what was found.
 
         Raises:
             Conflict: `if_ticket` is not the current ticket, or a shard's state forbids it.
-            BadRequest: a shard's engines cannot do it.
+            BadRequest: it means nothing, or a shard's engines cannot do it.
         """
-        wanted, climb = frozenset(lanes), self._climb
-        self.check_pause(if_ticket)
+        terms = read_terms(asked, self._config, ())  # what its engines can do every shard says itself
+        mode, wanted, offload, climb = terms.mode, frozenset(terms.lanes), tuple(asked.offload), self._climb
+        self.check_pause(asked.if_ticket)
         self.asked += 1
         now = asyncio.get_running_loop().time()
+        deadline = now + terms.deadline_s
         if climb is not None:
-            climb.join(mode, wanted, offload, now + deadline_s)
+            climb.join(mode, wanted, offload, deadline)
             self._close(climb.lanes, climb.mode)
             self._send(climb)
             climb.wake.set()
         elif self.last_report and not offload and not self.weaker(mode, wanted):
             return self.last_report
         else:
-            climb = self._climb = _Climb(self.state, mode, wanted, kv, offload, now, now + deadline_s)
+            climb = self._climb = _Climb(self.state, mode, wanted, terms.cache, offload, now, deadline)
             self._begin(wanted, mode)
             self._send(climb)
             self._climbing = self._tasks.spawn(f"pause:{self.ticket}", self._run(climb), handled=True)
@@ -174,8 +171,11 @@ class FannedPause(Standing):
                 raise climb.refused
             report = self._report(climb)
         finally:
-            self._climb = self._climbing = None
-            self._end()
+            if self._climb is climb:
+                self._climb = None
+                self._end()
+            if self._climbing is asyncio.current_task():
+                self._climbing = None
         self._returned(report)
         return report
 
@@ -195,10 +195,9 @@ class FannedPause(Standing):
     async def _undo(self, climb: _Climb) -> None:
         """Nobody is to be stopped by a pause that was refused."""
         self.let_go()
-        await self._members.fan(
-            [member for member in self._members.inside if member.shard_id in climb.reports],
-            lambda member: member.open(climb.deadline),
-        )
+        self._climb = None  # whoever asks from now on is not to be undone with it
+        self._end()
         for member in self._members.inside:
             if member.shard_id not in climb.reports:
                 member.fall(f"pause {self.ticket} was refused while shard {member.shard_id} climbed")
+        await self._members.fan(self._members.inside, lambda member: member.open(climb.deadline))

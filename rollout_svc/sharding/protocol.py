@@ -74,7 +74,8 @@ class Shard(Protocol):
     async def ready_groups(self, step: int, wanted: int, timeout_s: float) -> int:
         """Say how many groups may be handed over at `step`; waits until they are `wanted`, or the time is up.
 
-        While somebody waits here the shard's schedule takes it that `wanted` groups are asked for at `step`.
+        While somebody waits here the shard's schedule takes it that `wanted` groups are asked for at `step`. Without
+        time to wait nothing is asked for, and nothing raised: it is only looked at what is there.
 
         Raises:
             NotNow: `wanted` can never be, or the shard has failed; `detail` has `ready` and `can_be_met: false`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rollout_svc.batch import Shortage
 from rollout_svc.errors import NotNow, NotNowType
 from rollout_svc.sharding.gathering import Gathering
 from rollout_svc.sharding.members import Members
@@ -16,7 +17,9 @@ from rollout_svc.sharding.shares import share_out
 __all__ = ["shortage", "undecided"]
 
 
-def shortage(members: Members, gathering: Gathering | None, groups: int, *, paused: bool) -> NotNow:
+def shortage(
+    members: Members, gathering: Gathering | None, groups: int, *, paused: bool, ahead: Shortage | None = None
+) -> NotNow:
     """Say which shard lacks what.
 
     Args:
@@ -24,6 +27,8 @@ def shortage(members: Members, gathering: Gathering | None, groups: int, *, paus
         gathering: what they said; None: nobody was asked.
         groups: how many are wanted.
         paused: the stage is.
+        ahead: what the fleet makes is too old for the step, which is why nobody has it: each shard's own reason is in
+            the detail then.
     """
     ready = gathering.ready if gathering is not None else {}
     final = gathering.final if gathering is not None else {}
@@ -47,6 +52,10 @@ def shortage(members: Members, gathering: Gathering | None, groups: int, *, paus
         kind = "exhausted" if kinds == {"exhausted"} else "failed" if kinds == {"failed"} else kind
     total = sum(ready.values())
     detail = {"ready": total, "wanted": groups, "can_be_met": not hopeless, "shards": shards}
+    if ahead is not None and not hopeless:
+        return NotNow(
+            ahead.type, f"{total} of {groups} groups are ready: {ahead.message}", detail=detail | ahead.detail
+        )
     return NotNow(kind, f"{total} of {groups} groups are ready: {told}", detail=detail)
 
 

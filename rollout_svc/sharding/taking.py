@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from rollout_svc.batch import check_take
+from rollout_svc.batch import Shortage, check_take
 from rollout_svc.buffer.journal.writer import JournalFailed
 from rollout_svc.errors import Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.sharding.batch import MergedBatch, groups_in, with_groups
@@ -29,6 +29,7 @@ from rollout_svc.sharding.book import Book, Debt
 from rollout_svc.sharding.figures import merge_figures
 from rollout_svc.sharding.finding import Found
 from rollout_svc.sharding.gathering import Gathering
+from rollout_svc.sharding.leases import Leases
 from rollout_svc.sharding.member import Member
 from rollout_svc.sharding.members import Members, answers
 from rollout_svc.sharding.protocol import Leased
@@ -39,7 +40,6 @@ from rollout_svc.tasks import TaskOwner, wait_until
 
 __all__ = ["FannedBatches"]
 
-_REMEMBERED: Final = 1024  # ended batches whose fate is still told to a late ack
 _LEND_S: Final = 5.0  # seconds a take may last longer while its groups, which are there, are leased
 _FATES: Final[dict[Debt, str]] = {"ack": "acknowledged", "give_back": "expired"}
 _AGAIN_S: Final = 0.05  # seconds before a batch that could not be leased whole is tried again
@@ -59,6 +59,7 @@ class FannedBatches:
         new_id: Callable[[], str],
         paused_s: Callable[[], float],
         paused: Callable[[], bool],
+        ahead: Callable[[int], Shortage | None],
         check: Callable[[], None],
     ) -> None:
         """Make them.
@@ -72,6 +73,7 @@ class FannedBatches:
             new_id: gives unique ids.
             paused_s: seconds for which the stage was paused, ever.
             paused: whether it is.
+            ahead: says that what the fleet makes is too old for a step; None: it is not.
             check: raises where the service has failed, or stops.
         """
         self._members = members
@@ -82,15 +84,16 @@ class FannedBatches:
         self._new_id = new_id
         self._paused_s = paused_s
         self._paused = paused
+        self._ahead = ahead
         self._check = check
         self._last_paused_s = 0.0
-        self._leased: dict[str, MergedBatch] = {}
-        self._fates: dict[str, str] = {}
         self._turn = asyncio.Lock()
+        fates: dict[str, str] = {}
         for shard, owed in book.earlier.owed.items():
             members.by_id[shard].owed.update(owed)
-            self._fates.update({batch_id: _FATES[what] for batch_id, what in owed.items()})
-        lent = {batch_id: step for batch_id, step in book.earlier.lent.items() if batch_id not in self._fates}
+            fates.update({batch_id: _FATES[what] for batch_id, what in owed.items()})
+        self._leases = Leases(fates, lambda batch: self._end(batch, "expired"))
+        lent = {batch_id: step for batch_id, step in book.earlier.lent.items() if batch_id not in fates}
         self._found = Found(members.by_id, lent)
         self._recalling = Recalling(
             members, self._found, lease_s=lease_s, answer_s=answer_s, pay=self.pay, recalled=self._recalled
@@ -98,20 +101,16 @@ class FannedBatches:
         self._lending: set[str] = set()
         self._lend_under_way: asyncio.Task[MergedBatch | None] | None = None
         self._gathering: Gathering | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def leases(self) -> list[dict[str, Any]]:
         """What is lent, as status says it."""
-        return [
-            {"batch_id": batch.batch_id, "step": batch.step, "groups": groups_in(batch.batch_id) or 0}
-            for batch in self._leased.values()
-        ]
+        return self._leases.as_json()
 
     @property
     def lent(self) -> list[MergedBatch]:
         """The batches that may be read: not those that somebody acknowledged."""
-        return [batch for batch in self._leased.values() if not batch.acking]
+        return self._leases.readable
 
     def wake(self) -> None:
         """Something changed: whoever waits looks again."""
@@ -126,7 +125,7 @@ class FannedBatches:
         until = started + timeout_s
         expired = await self._acknowledge_all(ack)
         while True:
-            if (again := self._at(step)) is not None:
+            if (again := self._leases.at(step)) is not None:
                 if await self._whole(again, until):
                     return replace(again, ack_expired=expired)
                 continue
@@ -136,18 +135,19 @@ class FannedBatches:
                     self._check()
                     if self._lend_under_way is not None:  # of a take that has gone away, maybe, and of this step
                         await asyncio.wait({self._lend_under_way})
-                    if self._at(step) is not None:
+                    if self._leases.at(step) is not None:
                         continue
                     gathering = self._gathering = Gathering(self._members, self._tasks, step, groups, until)
                     await self._wait(gathering, step, groups)
-                    if self._at(step) is not None:
+                    if self._leases.at(step) is not None:
                         continue
                     lending = self._begin(self._lend(step, groups, gathering.ready, started))
                 batch = await self._lent(lending, until)
             except TimeoutError:
                 if step in self._found.steps and not self._paused():
                     raise undecided(self._members, self._found.unseen, step) from None
-                raise shortage(self._members, gathering, groups, paused=self._paused()) from None
+                told = shortage(self._members, gathering, groups, paused=self._paused(), ahead=self._ahead(step))
+                raise told from None
             finally:
                 if gathering is not None:
                     gathering.end()
@@ -179,9 +179,6 @@ class FannedBatches:
             gathering.begin()
             await gathering.wake.wait()
 
-    def _at(self, step: int) -> MergedBatch | None:
-        return next((batch for batch in self._leased.values() if batch.step == step and not batch.acking), None)
-
     async def _whole(self, batch: MergedBatch, until: float) -> bool:
         """Lease again what a shard has in another life, under the same id; where it has it no more, the batch ends."""
         for shard, life in tuple(batch.lives.items()):
@@ -196,9 +193,11 @@ class FannedBatches:
                     batch.lives[shard] = now
                 elif status["state"] == "starting":
                     raise NotNow("not_enough", f"a part of the batch is in shard {shard}, which is starting")
-                elif not batch.acking and batch.batch_id in self._leased:  # what is ready there by now is another batch
+                elif (
+                    not batch.acking and batch.batch_id in self._leases.by_id
+                ):  # what is ready there by now is another batch
                     self._end(batch, "expired")
-        return batch.batch_id in self._leased and not batch.acking
+        return batch.batch_id in self._leases.by_id and not batch.acking
 
     async def _say(self, member: Member, answer: Any) -> Any:
         """Wait for a shard's answer; that it is lost is said as what a caller may ask again."""
@@ -228,15 +227,15 @@ class FannedBatches:
         leased = {shard: part for shard, part in outcomes.items() if part.count}
         self._lending.discard(batch_id)
         if sum(part.count for part in leased.values()) != groups:
-            self._fates[batch_id] = "expired"
+            self._leases.end(batch_id, "expired")
             await self._give_back(batch_id, asked)
             self._book.ended(batch_id)
             return None
         paused_s = self._paused_s()
         pause_s, self._last_paused_s = paused_s - self._last_paused_s, paused_s
         metrics = merge_figures([part.metrics for part in leased.values()], loop.time() - started, pause_s)
-        batch = self._leased[batch_id] = MergedBatch(batch_id, step, leased, lives, metrics, ends)
-        self._set_timer()
+        batch = MergedBatch(batch_id, step, leased, lives, metrics, ends)
+        self._leases.lend(batch)
         return batch
 
     async def _give_back(self, batch_id: str, members: Iterable[Member]) -> None:
@@ -255,19 +254,26 @@ class FannedBatches:
         return list(owing)
 
     async def pay(self, member: Member) -> None:
-        """Have a shard do what it has not been told yet."""
-        for batch_id, what in tuple(member.owed.items()):
-            until = asyncio.get_running_loop().time() + self._answer_s
+        """Have a shard do what it has not been told yet: all at once, for however much that is it has one deadline."""
+        until = asyncio.get_running_loop().time() + self._answer_s
+
+        async def one(batch_id: str, what: Debt) -> RolloutError | None:
             try:
                 if what == "give_back":
                     await member.ask("give_back", member.shard.give_back(batch_id), until)
                 else:
                     await self._consume(member, batch_id, until)
             except RolloutError as error:
-                member.fall(str(error))  # nobody else would ask it again: it is held, and pays before it opens
-                raise
+                return error
             member.owed.pop(batch_id, None)
             self._book.paid(batch_id, member.shard_id)
+            return None
+
+        outcomes = await asyncio.gather(*(one(batch_id, what) for batch_id, what in member.owed.items()))
+        failed = next((error for error in outcomes if error is not None), None)
+        if failed is not None:
+            member.fall(str(failed))  # nobody else would ask it again: it is held, and pays before it opens
+            raise failed
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.
@@ -293,14 +299,16 @@ class FannedBatches:
             except JournalFailed:  # it is not known to last
                 raise
             except NotNow:
-                if batch_id not in self._leased and self._fates.get(batch_id) != "acknowledged":  # it was not accepted
+                if (
+                    batch_id not in self._leases.by_id and self._leases.fates.get(batch_id) != "acknowledged"
+                ):  # it was not accepted
                     raise
         return tuple(expired)
 
     async def _acknowledge(self, batch_id: str) -> None:
-        batch = self._leased.get(batch_id)
+        batch = self._leases.by_id.get(batch_id)
         if batch is None:
-            if (fate := self._fates.get(batch_id)) == "acknowledged":
+            if (fate := self._leases.fates.get(batch_id)) == "acknowledged":
                 await self._settle(batch_id, [member for member in self._members.all if batch_id in member.owed])
                 return
             if fate is None and groups_in(batch_id) is not None:
@@ -313,8 +321,7 @@ class FannedBatches:
                 return
             raise self._over(batch_id)
         if not batch.acking:
-            batch.acking = True
-            self._set_timer()
+            self._leases.acknowledge(batch)
             for shard in batch.parts:
                 self._members.by_id[shard].owed[batch_id] = "ack"
         await self._settle(batch_id, [self._members.by_id[shard] for shard in batch.parts])
@@ -322,7 +329,7 @@ class FannedBatches:
     async def _settle(self, batch_id: str, members: list[Member]) -> None:
         """Have shards consume their parts; what one cannot now is owed, and will last."""
         await self._members.fan(members, self.pay)
-        if self._fates.get(batch_id) == "expired":
+        if self._leases.fates.get(batch_id) == "expired":
             raise self._over(batch_id)
         waiting = await self._remain(batch_id)
         if waiting:
@@ -332,13 +339,13 @@ class FannedBatches:
 
     def _over(self, batch_id: str) -> Conflict:
         message = f"the lease of batch {batch_id} has ended; its groups went back"
-        detail = {"batch_id": batch_id, "leases": list(self._leased)}
+        detail = {"batch_id": batch_id, "leases": list(self._leases.by_id)}
         return Conflict(message, type="lease_expired", detail=detail)
 
     async def _consume(self, member: Member, batch_id: str, until: float) -> None:
-        batch = self._leased.get(batch_id)
+        batch = self._leases.by_id.get(batch_id)
         if batch is None:
-            if self._fates.get(batch_id) != "expired":  # with an earlier coordinator
+            if self._leases.fates.get(batch_id) != "expired":  # with an earlier coordinator
                 with suppress(Conflict, NotFound):
                     await member.call("ack", {"batch_id": batch_id}, until)
             return
@@ -356,43 +363,25 @@ class FannedBatches:
             self._end(batch, "acknowledged")
 
     def _end(self, batch: MergedBatch, fate: str) -> None:
-        self._leased.pop(batch.batch_id, None)
-        self._fates[batch.batch_id] = fate
+        self._leases.end(batch.batch_id, fate)
         self._book.ended(batch.batch_id)
-        while len(self._fates) > _REMEMBERED:
-            del self._fates[next(iter(self._fates))]
-        self._set_timer()
         if fate == "expired":
             members = [self._members.by_id[shard] for shard in batch.parts if shard not in batch.acked]
             self._tasks.spawn(f"give_back:{batch.batch_id}", self._give_back(batch.batch_id, members), handled=True)
 
-    def _set_timer(self) -> None:
-        self.close()
-        ends = min((batch.expires_at for batch in self._leased.values() if not batch.acking), default=None)
-        if ends is not None:
-            self._timer = asyncio.get_running_loop().call_at(ends, self._expire)
-
-    def _expire(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for batch in [batch for batch in self._leased.values() if batch.expires_at <= now and not batch.acking]:
-            self._end(batch, "expired")
-        self._set_timer()
-
     def close(self) -> None:
         """Stop the timer; idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._leases.close()
 
     async def returned(self, member: Member, status: dict[str, Any]) -> None:
         """A shard is held: it pays what it owes, and what is gone with its life before is ended everywhere."""
         await self.pay(member)
         there = {lease["batch_id"] for lease in status["buffer"]["leases"]}
-        for batch in [batch for batch in self._leased.values() if member.shard_id in batch.parts]:
+        for batch in [batch for batch in self._leases.by_id.values() if member.shard_id in batch.parts]:
             lost = batch.batch_id not in there and member.shard_id not in batch.acked
             if lost and not batch.acking and batch.lives[member.shard_id] != member.shard.life:
                 self._end(batch, "expired")
-        known = (*self._leased, *self._fates, *self._lending)
+        known = (*self._leases.by_id, *self._leases.fates, *self._lending)
         self._found.see(member.shard_id, status["buffer"]["leases"], known)
         await self._recalling.recall()
         for batch_id in self._found.absent():
@@ -402,9 +391,8 @@ class FannedBatches:
         """It is known what became of an earlier coordinator's batch: it is lent again, or has ended."""
         self._found.settle(batch_id)
         if batch is None:
-            self._fates[batch_id] = fate
+            self._leases.end(batch_id, fate)
             self._book.ended(batch_id)
         else:
-            self._leased[batch_id] = batch
-            self._set_timer()
+            self._leases.lend(batch)
         self.wake()

@@ -18,6 +18,7 @@ from typing import Any, Final
 from rollout_svc.config import Config
 from rollout_svc.errors import BadRequest, Conflict, NotNow, RolloutError, ServiceError
 from rollout_svc.gate import LANES
+from rollout_svc.pause.request import Asked
 from rollout_svc.sharding.member import Member
 from rollout_svc.sharding.members import Members, Outcomes
 from rollout_svc.sharding.naming import joined, named
@@ -44,7 +45,6 @@ class FannedWeights:
         tasks: TaskOwner,
         pauses: FannedPause,
         config: Config,
-        pause: Callable[..., Awaitable[object]],
         resume: Callable[[], Awaitable[None]],
     ) -> None:
         self.version = config.trainer.initial_version
@@ -55,7 +55,6 @@ class FannedWeights:
         self._pauses = pauses
         self._on_failure = config.weights.on_failure
         self._bound_s = _STEPS * (config.weights.update_timeout_s or config.request_timeout_s)
-        self._pause = pause
         self._resume = resume
         self._updating: asyncio.Task[dict[str, Any]] | None = None
         self._known = False
@@ -116,7 +115,7 @@ class FannedWeights:
             if pause is None:
                 raise Conflict("the stage is running: pause it first, or pass `pause`", type="not_paused")
             refuse_undrained(pause.get("lanes", LANES))
-            await self._pause(**pause)
+            await pauses.pause(Asked(**pause))
         refuse_undrained(pauses.drained)
         try:
             record = await self._hand_out(version, source, force=force)

@@ -27,9 +27,11 @@ WANTED = {"enabled": True, "layers": TINY.layers, "top_k": TINY.top_k, "num_expe
 
 
 @asynccontextmanager
-async def experts(*, stream: bool = False, **sections: Any) -> AsyncIterator[tuple[FakeSGLang, Stage]]:
-    """A service whose one engine can tell its routed experts."""
-    engine = FakeSGLang(weight_version="0", experts=TINY, handler_cancellation=True)
+async def experts(
+    *, stream: bool = False, notices: bool = True, **sections: Any
+) -> AsyncIterator[tuple[FakeSGLang, Stage]]:
+    """A service whose one engine can tell its routed experts; `notices`: a client that leaves ends its generation."""
+    engine = FakeSGLang(weight_version="0", experts=TINY, handler_cancellation=notices)
     sections.setdefault("experts", WANTED)
     async with engine:
         worker = {"url": engine.url, "stream": stream}
@@ -240,8 +242,7 @@ async def test_whoever_forgets_them_gets_no_more_and_the_sample_is_counted() -> 
 @pytest.mark.parametrize("frozen", [True, False])
 async def test_whoever_comes_after_one_that_died_in_quarantine_is_believed(frozen: bool) -> None:
     """Frozen it did not go on, or it was never empty: nobody lets it in, but somebody sees it gone."""  # P4 P19
-    async with experts(pushed=2, producer={"max_attempts": 3}) as (engine, made):
-        engine.handler_cancellation = False
+    async with experts(pushed=2, notices=frozen, producer={"max_attempts": 3}) as (engine, made):
         await engine.wait_running(2)
         if frozen:
             await made.pause(5.0, mode="keep")

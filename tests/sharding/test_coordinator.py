@@ -77,6 +77,32 @@ async def test_a_shortage_names_the_shard_that_lacks() -> None:
 
 
 @virtual
+async def test_a_step_ahead_of_the_weights_says_which_it_needs() -> None:
+    """P22: the words are those of a service without shards, whatever each shard says of itself; it is not for good."""
+    async with staged(trainer={"max_staleness": 1}) as (coordinator, one, other):
+        one.room = other.room = 0
+        await asyncio.sleep(1.0)
+        for shard in (one, other):
+            shard.accounts = dict.fromkeys(shard.accounts, "consumed")
+        with pytest.raises(NotNow) as error:
+            await coordinator.take_batch(3, 2, 5.0)
+        assert (
+            str(error.value) == "0 of 2 groups are ready: step 3 needs weights of version 2 or later, the fleet is at 0"
+        )
+        detail = error.value.detail
+        assert (error.value.type, detail["step"], detail["weight_version"], detail["can_be_met"]) == (
+            "not_enough",
+            3,
+            0,
+            True,
+        )
+        assert (detail["max_staleness"], set(detail["shards"])) == (1, {"s0", "s1"})
+        await coordinator.update_weights(2, DISK, {"deadline_s": 1.0})
+        with pytest.raises(NotNow, match="s0 has 0 of 1"):
+            await coordinator.take_batch(3, 2, 5.0)
+
+
+@virtual
 async def test_a_lease_ends_everywhere_at_once() -> None:
     """An expired lease is 409 for the whole, and its groups are back in every shard."""
     async with staged(buffer={"path": "j", "lease_s": 5.0}) as (coordinator, one, other):

@@ -182,3 +182,16 @@ async def test_a_lost_shard_with_a_part_holds_no_other() -> None:
             one.rise()
             await again.ready()
             assert ids(await again.take_batch(3, 6, 10.0)) == ids(batch)
+
+
+@virtual
+async def test_a_shard_that_owes_many_has_one_deadline_for_all() -> None:
+    """P8: what a slow shard is still to be told of many batches takes it no longer than one answer may."""
+    async with staged(2) as (coordinator, one, _other):
+        member = coordinator.members.by_id["s0"]
+        member.owed.update({f"old{number}-1": "ack" for number in range(20)})
+        one.delay_s = 1.0
+        began = asyncio.get_running_loop().time()
+        await coordinator.batches.pay(member)
+        assert not member.owed
+        assert asyncio.get_running_loop().time() - began <= 2.0

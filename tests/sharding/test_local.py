@@ -119,6 +119,19 @@ async def test_who_waits_for_groups_is_what_the_schedule_works_for(engine: FakeS
         assert made.groups("admitted") == 4
 
 
+async def test_who_has_no_time_only_looks(engine: FakeSGLang) -> None:
+    """A look without time to wait says what is there, and the schedule makes nothing more for it."""
+    trainer = {"train_batch_size": 2, "max_staleness": 1}
+    async with stage(engine, pushed=8, portion=PART, trainer=trainer, producer={"strategy": "sync"}) as made:
+        mine = await opened(made)
+        assert await mine.ready_groups(0, 2, 10.0) == 2
+        batches = made.parts.batches
+        before, asked = batches.demand, made.parts.producer.mixture.groups
+        assert await mine.ready_groups(0, 6, 0.0) == 2
+        assert (batches.demand, made.parts.producer.mixture.groups) == (before, asked)
+        assert made.groups("admitted") == 2
+
+
 async def test_a_wait_that_is_over_says_what_there_is(engine: FakeSGLang) -> None:
     """Fewer than wanted after the time is a number, not an error; while paused too."""  # P22
     async with stage(engine, pushed=1, portion=PART) as made:

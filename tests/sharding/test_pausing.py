@@ -163,3 +163,32 @@ async def test_a_join_that_asks_for_nothing_more_needs_no_second_answer() -> Non
         report = (await coordinator.pause(deadline_s=0.8)).as_json()
         assert (await first).as_json() == report
         assert not [row for row in report["abandoned"] if row["worker"] == "s1.w0"]
+
+
+@virtual
+async def test_a_pause_that_meets_one_being_undone_is_its_own() -> None:
+    """P9: while a slow shard opens after a refused pause another pause begins; it stops everything, and is resumed."""
+    async with staged(2) as (coordinator, quick, slow):
+        slow.hush()
+        slow.refuses["pause"] = BadRequest.at("mode", "no engine here can")
+        first = asyncio.ensure_future(coordinator.pause())
+        await until(lambda: quick.paused)
+        await asyncio.sleep(0.05)
+        quick.hush()
+        slow.speak()
+        await until(lambda: coordinator.pauses.state == "running")
+        assert coordinator.pauses.climbing is not None
+        slow.refuses.clear()
+        second = asyncio.ensure_future(coordinator.pause())
+        await asyncio.sleep(0.05)
+        assert str(coordinator.state) == "pausing"
+        quick.speak()
+        with pytest.raises(BadRequest, match="no engine here can"):
+            await first
+        report = await second
+        assert (report.clean, report.ticket) == (True, 2)
+        assert (str(coordinator.state), coordinator.pauses.climbing) == ("paused", None)
+        assert not any(shard.open for shard in (quick, slow))
+        await coordinator.resume()
+        assert coordinator.pauses.closed == frozenset()
+        await until(lambda: quick.open and slow.open)

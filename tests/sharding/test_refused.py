@@ -8,7 +8,7 @@ import pytest
 
 from rollout_svc.errors import ConfigError, InUse, NotNow
 from rollout_svc.sharding.coordinator import Coordinator
-from tests.sharding.stage import config_of, until
+from tests.sharding.stage import DISK, config_of, until
 from tests.support.memory_shards import MemoryShard
 from tests.support.virtual import virtual
 
@@ -69,3 +69,41 @@ async def test_a_service_whose_shards_come_too_late_runs_all_the_same() -> None:
     await coordinator.stop()
     for shard in shards:
         await shard.close()
+
+
+@virtual
+async def test_weights_reach_a_fleet_that_waits_for_them() -> None:
+    """P24: a start that waits for a shard whose weights are not the fleet's is over once an update brings it others."""
+    shards = [MemoryShard("s0"), MemoryShard("s1")]
+    for shard, version in zip(shards, (3, 1), strict=True):
+        shard.version = version
+        shard.start()
+    coordinator = Coordinator(config_of(start_timeout_s=600.0), shards)
+    await coordinator.start()
+    ready = asyncio.ensure_future(coordinator.ready())
+    await until(lambda: "cannot be sent again" in coordinator.members.by_id["s1"].why)
+    await until(lambda: coordinator.members.by_id["s0"].inside)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(NotNow, match="shards are not in step: s1: "):
+        await coordinator.pause()
+    await coordinator.update_weights(4, DISK, {"deadline_s": 1.0})
+    await ready
+    assert asyncio.get_running_loop().time() - began < 10.0
+    await until(lambda: all(shard.open for shard in shards))
+    assert {shard.version for shard in shards} == {4}
+    await coordinator.stop()
+    for shard in shards:
+        await shard.close()
+
+
+@virtual
+async def test_weights_for_a_fleet_without_a_shard_are_refused() -> None:
+    """P24: while no shard is in step there is nobody to give them to, and the answer says who is waited for."""
+    shards = [MemoryShard("s0"), MemoryShard("s1")]
+    for shard in shards:
+        shard.lost = True
+    coordinator = Coordinator(config_of(), shards)
+    await coordinator.start()
+    with pytest.raises(NotNow, match=r"shards are not in step: s0: .*s1: "):
+        await coordinator.update_weights(4, DISK, {"deadline_s": 1.0})
+    await coordinator.stop()

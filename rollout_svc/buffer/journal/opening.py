@@ -26,11 +26,11 @@ from rollout_svc.buffer.journal.schema import APPLICATION, PRAGMAS, SNAPSHOT, VE
 from rollout_svc.buffer.syncing import sync
 from rollout_svc.errors import ConfigError, InUse
 
-__all__ = ["Kind", "open_file", "open_journal", "refusal"]
+__all__ = ["HEADER_BYTES", "MAGIC", "Kind", "open_file", "open_journal", "refusal"]
 
 _WHERE: Final = "buffer.path"
-_MAGIC: Final = b"SQLite format 3\x00"
-_HEADER_BYTES: Final = 100
+MAGIC: Final = b"SQLite format 3\x00"
+HEADER_BYTES: Final = 100
 _LARGEST_PAGE: Final = 65536  # bytes; written as 1, for it does not fit
 
 
@@ -136,10 +136,10 @@ def _problem_of(path: Path, kind: Kind) -> str | None:
     if not path.is_file():
         return "is no file"
     with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-    if not header.startswith(_MAGIC[: len(header)]) or not header:
+        header = file.read(HEADER_BYTES)
+    if not header.startswith(MAGIC[: len(header)]) or not header:
         return f"is not a {kind.name}"
-    if len(header) < _HEADER_BYTES:
+    if len(header) < HEADER_BYTES:
         return f"is half of a {kind.name}: it ends within its header"
     version, application = struct.unpack_from(">I4xI", header, 60)
     if application != kind.application:

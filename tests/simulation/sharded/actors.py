@@ -82,7 +82,7 @@ async def _round(history: ShardedHistory, front: Front, rng: Random) -> None:
         await calls.left(front, taking, rng)
         return
     batch = await taking
-    history.handed.arrived(batch, asked_at, front.number)
+    history.handed.arrived(batch, asked_at)
     await asyncio.sleep(rng.uniform(0.01, 0.2))
     if faults.draw(("no_ack",)):
         faults.once("no_ack")
@@ -108,13 +108,21 @@ async def _acknowledge(history: ShardedHistory, batch_id: str, rng: Random) -> N
             history.world.say("trainer", "asks again", batch_id, type(error).__name__, str(error)[:160])
             detail = error.detail if isinstance(error, NotNow) else None
             if isinstance(detail, dict) and detail.get("batch_id") == batch_id:
-                history.handed.accepted(batch_id, front.number)
+                history.handed.accepted(batch_id)
+                _owes(history, front)
                 if rng.random() < _TRUSTS:
                     return
             await asyncio.sleep(rng.uniform(0.1, 0.5))
             continue
         history.handed.acknowledged(batch_id)
         return
+
+
+def _owes(history: ShardedHistory, front: Front) -> None:
+    """The coordinator has promised what only its book has: now and then it does not live to see it done."""
+    if history.world.faults.draw(("coordinator_owing",)):
+        history.world.faults.once("coordinator_owing")
+        front.kill("coordinator_owing")
 
 
 async def _try_weights(history: ShardedHistory, rng: Random) -> None:

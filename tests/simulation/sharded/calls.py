@@ -61,8 +61,7 @@ async def pause(
 
     async def work() -> PauseReport:
         pauses = front.coordinator.pauses
-        began, before = world.now, pauses.ticket
-        allowed = {None, before} | ({pauses.joinable} if pauses.joinable is not None else set())
+        began, before, allowed = world.now, pauses.ticket, {None, pauses.ticket, pauses.joinable}
         try:
             report = await front.coordinator.pause(mode=mode, deadline_s=deadline_s, lanes=lanes, if_ticket=if_ticket)
         except Conflict as error:

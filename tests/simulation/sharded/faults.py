@@ -16,7 +16,14 @@ STANDS: Final = ("starting", "running", "pausing", "paused", "resuming")
 """Where the coordinator stands."""
 CALLS: Final = ("call_late", "call_lost", "call_hung", "answer_late", "answer_lost")
 KILLS: Final = ("shard_before", "shard_during", "shard_after", "coordinator_before", "coordinator_after")
-_ELSE: Final = ("shard_at_once", "shard_hushed", "coordinator_at_once", "caller_cancelled", "no_ack")
+_ELSE: Final = (
+    "shard_at_once",
+    "shard_hushed",
+    "coordinator_at_once",
+    "caller_cancelled",
+    "no_ack",
+    "coordinator_owing",
+)
 FAULTS: Final = (*CALLS, *KILLS, *_ELSE)
 _RATES: Final = {
     "call_late": (0.01, 0.08),
@@ -34,6 +41,7 @@ _RATES: Final = {
     "coordinator_at_once": (0.05, 0.2),
     "caller_cancelled": (0.1, 0.4),
     "no_ack": (0.1, 0.4),
+    "coordinator_owing": (0.3, 1.0),  # an ack was accepted, and a shard is still to be told
 }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.sharded.host import Host
     from tests.simulation.sharded.shape import ShardedShape
     from tests.simulation.world import World
+    from tests.support.memory_notes import MemoryNotes
 
 __all__ = ["Front"]
 
@@ -37,11 +38,18 @@ class Front(Callee):
     coordinator: Coordinator
 
     def __init__(
-        self, world: World, shape: ShardedShape, hosts: Sequence[Host], number: int, died: Callable[[], None]
+        self,
+        world: World,
+        shape: ShardedShape,
+        hosts: Sequence[Host],
+        notes: MemoryNotes,
+        number: int,
+        died: Callable[[], None],
     ) -> None:
         super().__init__(world, number)
         self.shape = shape
         self.shards = [SimShard(self, host) for host in hosts]
+        self._notes = notes
         self.carried: dict[asyncio.Task[Any], None] = {}
         self.made = False
         self._died = died
@@ -51,8 +59,9 @@ class Front(Callee):
         """Make the coordinator, and let it look for its shards; returns when it is ready, or has waited for long."""
         bus = EventBus(on_error=self._bus_error)
         bus.subscribe(ComponentDied, self._component_died)
+        book = self._notes.book()
         self.coordinator = Coordinator(
-            self.shape.config, self.shards, bus=bus, new_id=lambda: f"{self._ids.getrandbits(64):016x}"
+            self.shape.config, self.shards, bus=bus, book=book, new_id=lambda: f"{self._ids.getrandbits(64):016x}"
         )
         self.made = True
         await self.coordinator.start()

@@ -4,7 +4,7 @@ Invariants checked here, with every batch that arrives:
 
 - A batch has the groups it had when it was handed over before (P31); a group comes once in it (P1).
 - A group comes in another batch only when the time of the batch it was in is up, and never once that was
-  acknowledged, or its ack was accepted and the coordinator lives on.
+  acknowledged, or its ack was accepted, however many coordinators die.
 - Every sample is whole, judged, and within the bounds on its weights (P2 P6 P7 P13 P32).
 """
 
@@ -34,14 +34,14 @@ class _Batch:
         groups: their ids.
         ends: before that it cannot have ended by itself.
         acknowledged: its ack was answered.
-        accepted: by which life of the coordinator, where a lost shard is to consume its part when it returns.
+        accepted: a lost shard is to consume its part when it returns.
     """
 
     step: int
     groups: tuple[str, ...]
     ends: float
     acknowledged: bool = False
-    accepted: int | None = None
+    accepted: bool = False
 
 
 class HandedOver:
@@ -54,7 +54,7 @@ class HandedOver:
         self._hosts = hosts
         self._last: dict[str, str] = {}  # by group: the batch it came in last
 
-    def arrived(self, batch: dict[str, Any], asked_at: float, front: int) -> None:
+    def arrived(self, batch: dict[str, Any], asked_at: float) -> None:
         """A batch was taken of a coordinator; it was asked for at a time, or lent before that."""
         world, require, batch_id = self._world, self._world.require, batch["batch_id"]
         ids = tuple(group["group_id"] for group in batch["groups"])
@@ -74,7 +74,7 @@ class HandedOver:
                 earlier = self.batches[before]
                 told = f"{group_id} of batch {before}, step {earlier.step}, comes in {batch_id}, step {batch['step']}"
                 require(not earlier.acknowledged, "P31", f"{told}: it was acknowledged")
-                require(earlier.accepted != front, "P31", f"{told}: its ack was accepted")
+                require(not earlier.accepted, "P31", f"{told}: its ack was accepted")
                 require(world.now >= earlier.ends, "P31", f"{told}: its lease lasts until {earlier.ends:.3f}")
             self._last[group_id] = batch_id
         self._check_samples(batch)
@@ -86,14 +86,14 @@ class HandedOver:
         left = self._not_consumed(batch_id)
         self._world.require(not left, "P31", f"the ack of {batch_id} was answered, and {left} are not consumed")
 
-    def accepted(self, batch_id: str, front: int) -> None:
-        """Its ack is for good: what a lost shard has of it is consumed when that returns, unless this life ends."""
-        self.batches[batch_id].accepted = front
+    def accepted(self, batch_id: str) -> None:
+        """Its ack is for good: what a lost shard has of it is consumed when that returns."""
+        self.batches[batch_id].accepted = True
 
-    def check_ended(self, front: int) -> None:
+    def check_ended(self) -> None:
         """Everything is quiet: every ack that was accepted was carried out."""
         for batch_id, batch in self.batches.items():
-            left = self._not_consumed(batch_id) if batch.accepted == front else None
+            left = self._not_consumed(batch_id) if batch.accepted else None
             self._world.require(not left, "P31", f"the ack of {batch_id} was accepted, and {left} are not consumed")
 
     def _not_consumed(self, batch_id: str) -> set[str]:

@@ -28,6 +28,7 @@ from tests.simulation.sharded.host import Host
 from tests.simulation.sharded.shape import ShardedShape, draw_sharded
 from tests.simulation.sharded.watch import Watch
 from tests.simulation.world import Broken, World
+from tests.support.memory_notes import MemoryNotes
 
 __all__ = ["ShardedHistory", "run_sharded"]
 
@@ -53,6 +54,7 @@ class ShardedHistory:
         self.shape: ShardedShape = draw_sharded(seed)
         parts = zip(self.shape.parts, self.shape.shapes, strict=True)
         self.hosts = [Host(self.world, index, *both) for index, both in enumerate(parts)]
+        self.notes = MemoryNotes(len(self.hosts))
         self.handed = HandedOver(self.world, self.shape, self.hosts)
         self.watch = Watch(self.world, self.hosts)
         self.fronts: list[Front] = []
@@ -90,7 +92,7 @@ class ShardedHistory:
 
     async def _begin_front(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        front = Front(self.world, self.shape, self.hosts, _FRONTS + len(self.fronts), self._front_died)
+        front = Front(self.world, self.shape, self.hosts, self.notes, _FRONTS + len(self.fronts), self._front_died)
         self.fronts.append(front)
         self.watch.begin()
         self.world.say("front", "begins", front.number)
@@ -158,7 +160,7 @@ class ShardedHistory:
         world, front = self.world, self.front
         await front.call("status", front.coordinator.status)
         self.watch.check_ended(front)
-        self.handed.check_ended(front.number)
+        self.handed.check_ended()
         began, bound = world.now, self.shape.config.pause.deadline_s + _STOP_S
         await front.call("stop", front.coordinator.stop)
         took = world.now - began

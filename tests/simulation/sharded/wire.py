@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from rollout_svc.heavy import Heavy
+from rollout_svc.packing.parts import Part
 from rollout_svc.service import RolloutService
 from rollout_svc.sharding.local import answer, lease, ready_groups, records
 from rollout_svc.sharding.protocol import ShardLost
@@ -56,6 +58,14 @@ class SimLease:
         except TimeoutError:
             raise ShardLost(f"shard {self._shard.shard_id} did not answer records") from None
         return read_records
+
+    async def experts(self, sample_id: str | None = None) -> Mapping[str, Heavy]:
+        """None: no engine here gives any."""
+        return {}
+
+    async def part(self) -> Part:
+        """Nothing: nobody packs a batch here."""
+        return Part([], b"", b"")
 
 
 class SimShard:
