@@ -124,7 +124,7 @@ class FannedBatches:
         loop = asyncio.get_running_loop()
         started = loop.time()
         until = started + timeout_s
-        expired = await self._acknowledge_all(ack)
+        expired = await self.acknowledge_all(ack)
         while True:
             if (again := self._at(step)) is not None:
                 if await self._whole(again, until):
@@ -184,6 +184,7 @@ class FannedBatches:
 
     async def _whole(self, batch: MergedBatch, until: float) -> bool:
         """Lease again what a shard has in another life, under the same id; where it has it no more, the batch ends."""
+        until += _LEND_S  # who has no time to wait is not to find a shard silent
         for shard, life in tuple(batch.lives.items()):
             member = self._members.by_id[shard]
             if (now := member.shard.life) != life and shard not in batch.acked:
@@ -282,7 +283,7 @@ class FannedBatches:
         await asyncio.shield(carried)
         return {"batch_id": batch_id, "acknowledged": True}
 
-    async def _acknowledge_all(self, batch_ids: Iterable[str]) -> tuple[str, ...]:
+    async def acknowledge_all(self, batch_ids: Iterable[str]) -> tuple[str, ...]:
         """Consume batches; returns those whose lease has ended. What a lost shard has is consumed when it returns."""
         expired = []
         for batch_id in batch_ids:

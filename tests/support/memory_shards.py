@@ -194,6 +194,9 @@ class MemoryShard:
         await self._way(name)
         return await getattr(self, f"_{name}")(**given)
 
+    async def _checkpoint(self, path: str, step: int) -> dict[str, Any]:
+        return {"path": path, "step": step}
+
     async def _status(self) -> dict[str, Any]:
         return self.describe()
 
