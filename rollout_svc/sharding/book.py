@@ -23,12 +23,15 @@ from typing import Final, Literal, NamedTuple, Protocol
 from rollout_svc.buffer.journal.opening import Kind, open_file, refusal
 from rollout_svc.buffer.journal.writer import JournalFailed, Writer
 from rollout_svc.config import Config
+from rollout_svc.tasks import wait_until
 
-__all__ = ["TABLES", "Book", "Change", "Debt", "Earlier", "Notes", "kept_book", "open_book", "read_book"]
+__all__ = ["CLOSE_S", "TABLES", "Book", "Change", "Debt", "Earlier", "Notes", "kept_book", "open_book", "read_book"]
 
 Debt = Literal["ack", "give_back"]
 """What a shard has still to be told of a batch."""
 _KIND: Final = Kind("coordinator's book", 0x726F6C63, 1, {})  # "rolc"
+CLOSE_S: Final = 5.0
+"""Seconds that the end may take: many times what a disk needs for the last notes."""
 TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE owed (batch_id TEXT, shard TEXT, what TEXT NOT NULL, PRIMARY KEY (batch_id, shard)) WITHOUT ROWID;
@@ -120,8 +123,12 @@ class Book:
 
 
 @asynccontextmanager
-async def kept_book(config: Config) -> AsyncIterator[Book]:
+async def kept_book(config: Config, *, close_s: float = CLOSE_S) -> AsyncIterator[Book]:
     """Open the book beside the shards' journals; without a `buffer.path` it keeps nothing.
+
+    Args:
+        config: the settings of the whole.
+        close_s: seconds for what is left to be written at the end.
 
     Raises:
         InUse: another coordinator has it.
@@ -146,7 +153,9 @@ async def kept_book(config: Config) -> AsyncIterator[Book]:
     try:
         yield book
     finally:
-        await writer.close()
+        closing = asyncio.ensure_future(writer.close())
+        await wait_until((closing,), asyncio.get_running_loop().time() + close_s)
+        closing.cancel()
 
 
 def open_book(path: Path, shards: int, synchronous: str = "normal") -> tuple[sqlite3.Connection, Earlier]:

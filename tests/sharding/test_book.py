@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +79,30 @@ async def test_one_coordinator_has_it(tmp_path: Path) -> None:
     async with kept_book(config_at(tmp_path)):
         with pytest.raises(InUse, match=r"buffer\.path: .*journal\.db\.coordinator is in use by another process"):
             await asyncio.to_thread(open_book, tmp_path / "journal.db.coordinator", 2)
+
+
+class Slow:
+    """A value that the disk takes its time for."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def __conform__(self, _: object) -> str:
+        """Say it as SQLite has it."""
+        self.done.wait(30)
+        return "x-2"
+
+
+async def test_a_disk_that_hangs_holds_up_no_end(tmp_path: Path) -> None:
+    """P8: whoever ends has ended in time; what the disk has not taken by then is as after a kill."""
+    slow: Any = Slow()
+    try:
+        async with asyncio.timeout(10), kept_book(config_at(tmp_path), close_s=0.1) as book:
+            lending = asyncio.ensure_future(book.lend(slow, 1))
+            await asyncio.sleep(0)
+            lending.cancel()
+    finally:
+        slow.done.set()
 
 
 def _foreign(path: Path) -> None:
