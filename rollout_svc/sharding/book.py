@@ -83,6 +83,8 @@ class Book:
         self._notes = notes
         self._owed = {(batch_id, shard) for shard, owed in self.earlier.owed.items() for batch_id in owed}
         self._lent = set(self.earlier.lent)
+        for batch_id in {batch_id for batch_id, _ in self._owed} & self._lent:
+            self.ended(batch_id)  # a kill came between the two notes of `owe`
 
     def __repr__(self) -> str:
         return f"<Book owed={len(self._owed)} lent={len(self._lent)}>"

@@ -81,6 +81,19 @@ async def test_one_coordinator_has_it(tmp_path: Path) -> None:
             await asyncio.to_thread(open_book, tmp_path / "journal.db.coordinator", 2)
 
 
+async def test_a_batch_that_is_owed_is_lent_no_more(tmp_path: Path) -> None:
+    """P31: a kill between the two notes leaves nothing in the book once the debt is paid, and holds up no step."""
+    config = config_at(tmp_path)
+    connection, _ = open_book(tmp_path / "journal.db.coordinator", 2)
+    connection.execute("INSERT INTO lent VALUES ('a-2', 3), ('b-2', 4)")
+    connection.execute("INSERT INTO owed VALUES ('a-2', 's1', 'ack')")
+    connection.close()
+    async with kept_book(config) as book:
+        book.paid("a-2", "s1")
+    async with kept_book(config) as book:
+        assert book.earlier == Earlier({}, {"b-2": 4})
+
+
 class Slow:
     """A value that the disk takes its time for."""
 
