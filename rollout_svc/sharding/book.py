@@ -5,6 +5,7 @@ Invariants:
 - An ack that was accepted while a shard with a part of the batch is lost is in the file before anybody is told so, and
   until that shard has consumed its part; likewise what a lost shard is to give back.
 - The batch of a step is in the file before a shard leases anything for it, and until it has ended.
+- What shards owe of one batch is noted of all of them or of none.
 - What is noted late, or twice, is harmless: a debt that was paid is paid again for nothing, a batch that has ended is
   found in no shard.
 - Another kind of file, one of another number of shards, and one that is damaged are refused, and left as they are.
@@ -17,6 +18,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -102,10 +104,12 @@ class Book:
             self._put("DELETE FROM lent WHERE batch_id = ?", batch_id)
 
     async def owe(self, batch_id: str, what: Debt, shards: Iterable[str]) -> None:
-        """These shards could not be told; returns once that is durable."""
-        for shard in shards:
-            self._owed.add((batch_id, shard))
-            self._put("INSERT OR REPLACE INTO owed VALUES (?, ?, ?)", batch_id, shard, what)
+        """These shards, one at least, could not be told; returns once that is durable."""
+        owing = [(batch_id, shard, what) for shard in shards]
+        self._owed |= {(batch_id, shard) for _, shard, _ in owing}
+        rows = ", ".join(["(?, ?, ?)"] * len(owing))
+        # One note: of a batch that some owe the others' parts are looked for no more.
+        self._put(f"INSERT OR REPLACE INTO owed VALUES {rows}", *chain.from_iterable(owing))  # noqa: S608 - marks alone
         self.ended(batch_id)
         await self._flush()
 

@@ -14,7 +14,7 @@ import pytest
 
 from rollout_svc.config import Config
 from rollout_svc.errors import ConfigError, InUse
-from rollout_svc.sharding.book import Earlier, kept_book, open_book
+from rollout_svc.sharding.book import TABLES, Book, Change, Earlier, kept_book, open_book, read_book
 from tests.sharding.stage import config_of
 
 
@@ -92,6 +92,36 @@ async def test_a_batch_that_is_owed_is_lent_no_more(tmp_path: Path) -> None:
         book.paid("a-2", "s1")
     async with kept_book(config) as book:
         assert book.earlier == Earlier({}, {"b-2": 4})
+
+
+class Kept:
+    """Notes as they were put, one by one."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def put(self, note: Change) -> None:
+        """Keep it."""
+        self.changes.append(note)
+
+    async def flush(self) -> None:
+        """Nothing waits for it."""
+
+
+async def test_what_shards_owe_is_noted_of_all_of_them_or_of_none() -> None:
+    """P31: whichever notes a kill lets through, no shard's part of a batch that others owe is forgotten."""
+    notes = Kept()
+    book = Book(notes)
+    await book.lend("a-3", 7)
+    await book.owe("a-3", "ack", ["s0", "s1", "s2"])
+    for number in range(len(notes.changes) + 1):
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+            database.executescript(TABLES)
+            for change in notes.changes[:number]:
+                database.execute(change.statement, change.values)
+            earlier = read_book(database, {"s0", "s1", "s2"})
+        assert list(earlier.owed) in ([], ["s0", "s1", "s2"])
+        assert number == 0 or earlier.owed or earlier.lent == {"a-3": 7}
 
 
 class Slow:
