@@ -245,8 +245,9 @@ class FannedBatches:
         asked = list(members)
         for member in asked:
             member.owed[batch_id] = "give_back"
+        with suppress(JournalFailed):  # the book tells that itself
+            await self._remain(batch_id)  # before they are asked, which may take long: callers know that it has ended
         await self._members.fan(asked, self.pay)
-        await self._remain(batch_id)
 
     async def _remain(self, batch_id: str) -> list[str]:
         """Note who has still to be told of a batch, so that whoever comes after us tells them; returns them."""
@@ -359,7 +360,8 @@ class FannedBatches:
     def _end(self, batch: MergedBatch, fate: str) -> None:
         self._leased.pop(batch.batch_id, None)
         self._fates[batch.batch_id] = fate
-        self._book.ended(batch.batch_id)
+        if fate != "expired":  # else it has once its parts are owed, in one step with that
+            self._book.ended(batch.batch_id)
         while len(self._fates) > _REMEMBERED:
             del self._fates[next(iter(self._fates))]
         self._set_timer()
