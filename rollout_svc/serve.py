@@ -114,7 +114,7 @@ async def _run(service: RolloutService, url: str, stop: asyncio.Event, failed: a
             return EXIT_FAILED
         calm_collector()
         _say(f"service.ready url={url}")
-        _log.info("service.running", plan=await _answer(service.concurrency()))
+        _log.info("service.running", plan=await _plan(service))
         while not stop.is_set():
             dying = asyncio.ensure_future(failed.wait())
             await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -166,6 +166,14 @@ _TELLING: Final[set[asyncio.Future[None]]] = set()  # a task that nobody holds m
 async def _answer(told: Any) -> Any:
     """What a call that only looks says: over shards it has to be awaited."""
     return await told if inspect.isawaitable(told) else told
+
+
+async def _plan(service: RolloutService) -> Any:
+    """The plan in force, or why nobody can tell it now."""
+    try:
+        return await _answer(service.concurrency())
+    except ServiceError as error:
+        return str(error)
 
 
 async def _tell_stuck(service: RolloutService) -> None:

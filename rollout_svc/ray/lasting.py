@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from rollout_svc.config import Config
+from rollout_svc.sharding.book import CLOSE_S
 from rollout_svc.shutdown import STOP_MARGIN_S
 
 __all__ = ["stop_s"]
@@ -20,10 +21,10 @@ def stop_s(config: Config) -> float:
     """Return within how many seconds a service has stopped, with all of its shards.
 
     One pauses, wakes the engines that it had put to sleep, and ends its tasks, then its processes. Of several the
-    coordinator pauses all and ends its own; then each of them stops.
+    coordinator pauses all and ends its own; then each of them stops, and the book is closed.
     """
     deadline_s = config.pause.deadline_s
     one_s = 2 * deadline_s + 2 * STOP_MARGIN_S + _HTTP_S
     if config.producer.shards == 1:
         return one_s
-    return deadline_s + STOP_MARGIN_S + _HTTP_S + one_s + _RAY_S
+    return deadline_s + STOP_MARGIN_S + _HTTP_S + one_s + _RAY_S + CLOSE_S

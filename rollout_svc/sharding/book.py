@@ -5,6 +5,7 @@ Invariants:
 - An ack that was accepted while a shard with a part of the batch is lost is in the file before anybody is told so, and
   until that shard has consumed its part; likewise what a lost shard is to give back.
 - The batch of a step is in the file before a shard leases anything for it, and until it has ended.
+- What shards owe of one batch is noted of all of them or of none.
 - What is noted late, or twice, is harmless: a debt that was paid is paid again for nothing, a batch that has ended is
   found in no shard.
 - Another kind of file, one of another number of shards, and one that is damaged are refused, and left as they are.
@@ -17,6 +18,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -24,12 +26,15 @@ from rollout_svc.buffer.journal.layout import BOOK, BOOK_ENDING, refuse_other_la
 from rollout_svc.buffer.journal.opening import Kind, open_file, refusal
 from rollout_svc.buffer.journal.writer import JournalFailed, Writer
 from rollout_svc.config import Config
+from rollout_svc.tasks import wait_until
 
-__all__ = ["TABLES", "Book", "Change", "Debt", "Earlier", "Notes", "kept_book", "open_book", "read_book"]
+__all__ = ["CLOSE_S", "TABLES", "Book", "Change", "Debt", "Earlier", "Notes", "kept_book", "open_book", "read_book"]
 
 Debt = Literal["ack", "give_back"]
 """What a shard has still to be told of a batch."""
 _KIND: Final = Kind("coordinator's book", BOOK, 1, {})
+CLOSE_S: Final = 5.0
+"""Seconds that the end may take: many times what a disk needs for the last notes."""
 TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE owed (batch_id TEXT, shard TEXT, what TEXT NOT NULL, PRIMARY KEY (batch_id, shard)) WITHOUT ROWID;
@@ -81,6 +86,8 @@ class Book:
         self._notes = notes
         self._owed = {(batch_id, shard) for shard, owed in self.earlier.owed.items() for batch_id in owed}
         self._lent = set(self.earlier.lent)
+        for batch_id in {batch_id for batch_id, _ in self._owed} & self._lent:
+            self.ended(batch_id)  # a kill came between the two notes of `owe`
 
     def __repr__(self) -> str:
         return f"<Book owed={len(self._owed)} lent={len(self._lent)}>"
@@ -98,10 +105,12 @@ class Book:
             self._put("DELETE FROM lent WHERE batch_id = ?", batch_id)
 
     async def owe(self, batch_id: str, what: Debt, shards: Iterable[str]) -> None:
-        """These shards could not be told; returns once that is durable."""
-        for shard in shards:
-            self._owed.add((batch_id, shard))
-            self._put("INSERT OR REPLACE INTO owed VALUES (?, ?, ?)", batch_id, shard, what)
+        """These shards, one at least, could not be told; returns once that is durable."""
+        owing = [(batch_id, shard, what) for shard in shards]
+        self._owed |= {(batch_id, shard) for _, shard, _ in owing}
+        rows = ", ".join(["(?, ?, ?)"] * len(owing))
+        # One note: of a batch that some owe the others' parts are looked for no more.
+        self._put(f"INSERT OR REPLACE INTO owed VALUES {rows}", *chain.from_iterable(owing))  # noqa: S608 - marks alone
         self.ended(batch_id)
         await self._flush()
 
@@ -121,8 +130,12 @@ class Book:
 
 
 @asynccontextmanager
-async def kept_book(config: Config) -> AsyncIterator[Book]:
+async def kept_book(config: Config, *, close_s: float = CLOSE_S) -> AsyncIterator[Book]:
     """Open the book beside the shards' journals; without a `buffer.path` it keeps nothing.
+
+    Args:
+        config: the settings of the whole.
+        close_s: seconds for what is left to be written at the end.
 
     Raises:
         InUse: another coordinator has it.
@@ -147,7 +160,9 @@ async def kept_book(config: Config) -> AsyncIterator[Book]:
     try:
         yield book
     finally:
-        await writer.close()
+        closing = asyncio.ensure_future(writer.close())
+        await wait_until((closing,), asyncio.get_running_loop().time() + close_s)
+        closing.cancel()
 
 
 def open_book(path: Path, shards: int, synchronous: str = "normal") -> tuple[sqlite3.Connection, Earlier]:

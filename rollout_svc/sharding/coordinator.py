@@ -323,9 +323,9 @@ class Coordinator:
     async def checkpoint(self, path: str, step: int, ack: Iterable[str] = ()) -> dict[str, Any]:
         """Write a snapshot of every shard, each in a file of its own: `path` with its name behind it."""
         self._check_alive()
-        for batch_id in ack:
-            await self.batches.acknowledge(batch_id)
-        return await self.dealing.checkpoint(path, step)
+        expired = await self.batches.acknowledge_all(ack)
+        record = await self.dealing.checkpoint(path, step)
+        return record | ({"ack_expired": list(expired)} if expired else {})
 
     # -- workers, and what is told ---------------------------------------------------------------------------
 

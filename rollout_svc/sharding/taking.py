@@ -26,6 +26,7 @@ from rollout_svc.buffer.journal.writer import JournalFailed
 from rollout_svc.errors import Conflict, NotFound, NotNow, RolloutError
 from rollout_svc.sharding.batch import MergedBatch, groups_in, with_groups
 from rollout_svc.sharding.book import Book, Debt
+from rollout_svc.sharding.debts import Debts
 from rollout_svc.sharding.figures import merge_figures
 from rollout_svc.sharding.finding import Found
 from rollout_svc.sharding.gathering import Gathering
@@ -89,14 +90,14 @@ class FannedBatches:
         self._last_paused_s = 0.0
         self._turn = asyncio.Lock()
         fates: dict[str, str] = {}
-        for shard, owed in book.earlier.owed.items():
-            members.by_id[shard].owed.update(owed)
+        self.debts = Debts(members, book, self._consume, answer_s=answer_s)
+        for owed in book.earlier.owed.values():
             fates.update({batch_id: _FATES[what] for batch_id, what in owed.items()})
         self._leases = Leases(fates, lambda batch: self._end(batch, "expired"))
         lent = {batch_id: step for batch_id, step in book.earlier.lent.items() if batch_id not in fates}
         self._found = Found(members.by_id, lent)
         self._recalling = Recalling(
-            members, self._found, lease_s=lease_s, answer_s=answer_s, pay=self.pay, recalled=self._recalled
+            members, self._found, lease_s=lease_s, answer_s=answer_s, pay=self.debts.pay, recalled=self._recalled
         )
         self._lending: set[str] = set()
         self._lend_under_way: asyncio.Task[MergedBatch | None] | None = None
@@ -123,7 +124,7 @@ class FannedBatches:
         loop = asyncio.get_running_loop()
         started = loop.time()
         until = started + timeout_s
-        expired = await self._acknowledge_all(ack)
+        expired = await self.acknowledge_all(ack)
         while True:
             if (again := self._leases.at(step)) is not None:
                 if await self._whole(again, until):
@@ -181,6 +182,7 @@ class FannedBatches:
 
     async def _whole(self, batch: MergedBatch, until: float) -> bool:
         """Lease again what a shard has in another life, under the same id; where it has it no more, the batch ends."""
+        until += _LEND_S  # who has no time to wait is not to find a shard silent
         for shard, life in tuple(batch.lives.items()):
             member = self._members.by_id[shard]
             if (now := member.shard.life) != life and shard not in batch.acked:
@@ -193,10 +195,8 @@ class FannedBatches:
                     batch.lives[shard] = now
                 elif status["state"] == "starting":
                     raise NotNow("not_enough", f"a part of the batch is in shard {shard}, which is starting")
-                elif (
-                    not batch.acking and batch.batch_id in self._leases.by_id
-                ):  # what is ready there by now is another batch
-                    self._end(batch, "expired")
+                elif not batch.acking and batch.batch_id in self._leases.by_id:
+                    self._end(batch, "expired")  # what is ready there by now is another batch
         return batch.batch_id in self._leases.by_id and not batch.acking
 
     async def _say(self, member: Member, answer: Any) -> Any:
@@ -228,7 +228,7 @@ class FannedBatches:
         self._lending.discard(batch_id)
         if sum(part.count for part in leased.values()) != groups:
             self._leases.end(batch_id, "expired")
-            await self._give_back(batch_id, asked)
+            await self.debts.give_back(batch_id, asked)
             self._book.ended(batch_id)
             return None
         paused_s = self._paused_s()
@@ -237,43 +237,6 @@ class FannedBatches:
         batch = MergedBatch(batch_id, step, leased, lives, metrics, ends)
         self._leases.lend(batch)
         return batch
-
-    async def _give_back(self, batch_id: str, members: Iterable[Member]) -> None:
-        """End the lease in these shards; who cannot be told now is told when it returns."""
-        asked = list(members)
-        for member in asked:
-            member.owed[batch_id] = "give_back"
-        await self._members.fan(asked, self.pay)
-        await self._remain(batch_id)
-
-    async def _remain(self, batch_id: str) -> list[str]:
-        """Note who has still to be told of a batch, so that whoever comes after us tells them; returns them."""
-        owing = {member.shard_id: member.owed[batch_id] for member in self._members.all if batch_id in member.owed}
-        for what in sorted(set(owing.values())):
-            await self._book.owe(batch_id, what, [shard for shard, owes in owing.items() if owes == what])
-        return list(owing)
-
-    async def pay(self, member: Member) -> None:
-        """Have a shard do what it has not been told yet: all at once, for however much that is it has one deadline."""
-        until = asyncio.get_running_loop().time() + self._answer_s
-
-        async def one(batch_id: str, what: Debt) -> RolloutError | None:
-            try:
-                if what == "give_back":
-                    await member.ask("give_back", member.shard.give_back(batch_id), until)
-                else:
-                    await self._consume(member, batch_id, until)
-            except RolloutError as error:
-                return error
-            member.owed.pop(batch_id, None)
-            self._book.paid(batch_id, member.shard_id)
-            return None
-
-        outcomes = await asyncio.gather(*(one(batch_id, what) for batch_id, what in member.owed.items()))
-        failed = next((error for error in outcomes if error is not None), None)
-        if failed is not None:
-            member.fall(str(failed))  # nobody else would ask it again: it is held, and pays before it opens
-            raise failed
 
     async def acknowledge(self, batch_id: str) -> dict[str, Any]:
         """Consume a batch for good; acknowledging it twice is the same as once.
@@ -288,7 +251,7 @@ class FannedBatches:
         await asyncio.shield(carried)
         return {"batch_id": batch_id, "acknowledged": True}
 
-    async def _acknowledge_all(self, batch_ids: Iterable[str]) -> tuple[str, ...]:
+    async def acknowledge_all(self, batch_ids: Iterable[str]) -> tuple[str, ...]:
         """Consume batches; returns those whose lease has ended. What a lost shard has is consumed when it returns."""
         expired = []
         for batch_id in batch_ids:
@@ -299,9 +262,8 @@ class FannedBatches:
             except JournalFailed:  # it is not known to last
                 raise
             except NotNow:
-                if (
-                    batch_id not in self._leases.by_id and self._leases.fates.get(batch_id) != "acknowledged"
-                ):  # it was not accepted
+                accepted = batch_id in self._leases.by_id or self._leases.fates.get(batch_id) == "acknowledged"
+                if not accepted:
                     raise
         return tuple(expired)
 
@@ -328,10 +290,10 @@ class FannedBatches:
 
     async def _settle(self, batch_id: str, members: list[Member]) -> None:
         """Have shards consume their parts; what one cannot now is owed, and will last."""
-        await self._members.fan(members, self.pay)
+        await self._members.fan(members, self.debts.pay)
         if self._leases.fates.get(batch_id) == "expired":
             raise self._over(batch_id)
-        waiting = await self._remain(batch_id)
+        waiting = await self.debts.remain(batch_id)
         if waiting:
             told = "; ".join(f"shard {shard}: {self._members.by_id[shard].why}" for shard in waiting)
             message = f"batch {batch_id} is acknowledged, and consumed when its shards return: {told}"
@@ -364,10 +326,13 @@ class FannedBatches:
 
     def _end(self, batch: MergedBatch, fate: str) -> None:
         self._leases.end(batch.batch_id, fate)
-        self._book.ended(batch.batch_id)
-        if fate == "expired":
+        if fate != "expired":
+            self._book.ended(batch.batch_id)
+        else:  # in the book it has once its parts are owed, in one step with that
             members = [self._members.by_id[shard] for shard in batch.parts if shard not in batch.acked]
-            self._tasks.spawn(f"give_back:{batch.batch_id}", self._give_back(batch.batch_id, members), handled=True)
+            self._tasks.spawn(
+                f"give_back:{batch.batch_id}", self.debts.give_back(batch.batch_id, members), handled=True
+            )
 
     def close(self) -> None:
         """Stop the timer; idempotent."""
@@ -375,7 +340,7 @@ class FannedBatches:
 
     async def returned(self, member: Member, status: dict[str, Any]) -> None:
         """A shard is held: it pays what it owes, and what is gone with its life before is ended everywhere."""
-        await self.pay(member)
+        await self.debts.pay(member)
         there = {lease["batch_id"] for lease in status["buffer"]["leases"]}
         for batch in [batch for batch in self._leases.by_id.values() if member.shard_id in batch.parts]:
             lost = batch.batch_id not in there and member.shard_id not in batch.acked

@@ -44,7 +44,7 @@ def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], An
         return mapped(child, is_leaf, change)
 
     if isinstance(tree, MutableMapping):
-        changed = copy.copy(tree)  # of its own type, with whatever else it knows
+        changed = _copied(tree)
         for key, child in list(tree.items()):
             changed[key] = inner(child)
         return changed
@@ -70,6 +70,20 @@ def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], An
                 object.__setattr__(made, field.name, inner(getattr(tree, field.name)))  # frozen ones as well
         return made
     return change(tree)
+
+
+def _copied(tree: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
+    """Copy a mapping: of its own type, with whatever else it knows, and with items of its own.
+
+    A copy of one that keeps its items in another has that one in common with it: what is put into the copy would be in
+    the caller's own batch.
+    """
+    made = copy.copy(tree)
+    if not isinstance(tree, dict) and hasattr(tree, "__dict__"):
+        for name, kept in vars(tree).items():
+            if isinstance(kept, MutableMapping) and vars(made).get(name) is kept:
+                object.__setattr__(made, name, copy.copy(kept))
+    return made
 
 
 def _children(tree: Any) -> list[Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from rollout_svc.buffer.journal.fingerprint import differences, fingerprint_of
 from rollout_svc.buffer.journal.journal import Journal
-from rollout_svc.buffer.journal.opening import open_journal
+from rollout_svc.buffer.journal.opening import Kind, open_file, open_journal
 from rollout_svc.errors import ConfigError
 from tests.support.stage import make_config
 
@@ -139,6 +140,44 @@ def test_a_leftover_of_a_start_that_was_killed_is_no_hindrance(tmp_path: Path) -
     """Half a journal never has the journal's name."""
     (tmp_path / "journal.new").write_bytes(b"half")
     open_journal(tmp_path / "journal", MINE).close()
+    assert [file.name for file in tmp_path.iterdir()] == ["journal"]
+
+
+@pytest.mark.parametrize("slower_goes_on", ["before it is linked", "after it is there"])
+def test_two_that_make_it_at_once_make_one(tmp_path: Path, slower_goes_on: str) -> None:
+    """P31, P35: whoever is slower finds the other's file, whole; neither links what the other has half made."""
+    path, begun, go_on = tmp_path / "journal", threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def half(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID")
+        begun.set()
+        assert go_on.wait(10)
+        connection.execute("INSERT INTO meta VALUES ('created', 1)")
+        connection.execute("PRAGMA application_id=77")
+        connection.execute("PRAGMA user_version=1")
+
+    def whole_then(connection: sqlite3.Connection) -> None:
+        slower.start()
+        assert begun.wait(10)
+        go_on.set()
+        half(connection)
+        if slower_goes_on == "before it is linked":
+            slower.join(10)
+        else:
+            go_on.clear()
+
+    def opened(create: Callable[[sqlite3.Connection], None]) -> None:
+        try:
+            open_file(path, Kind("thing", 77, 1, {}), create, lambda _: None, "normal").close()
+        except (ConfigError, sqlite3.Error, OSError) as error:
+            seen.append(f"{type(error).__name__}: {error}")
+
+    slower = threading.Thread(target=opened, args=(half,))
+    opened(whole_then)
+    go_on.set()
+    slower.join(10)
+    assert [told for told in seen if "in use by another process" not in told] == []
     assert [file.name for file in tmp_path.iterdir()] == ["journal"]
 
 

@@ -16,6 +16,7 @@ from rollout_svc.config import Config
 from rollout_svc.configfile import config_from_mapping
 from rollout_svc.ray.lasting import stop_s
 from rollout_svc.ray.shard import RayShard
+from rollout_svc.sharding.book import CLOSE_S
 from rollout_svc.shutdown import STOP_MARGIN_S
 from tests.cluster.configs import engine, service
 from tests.support.virtual import virtual
@@ -68,4 +69,4 @@ def test_a_stop_of_shards_lasts_as_long_as_its_slowest_shard_may(
 
     lasted_s = stopped()
     assert lasted_s >= stop_s(config_of(deadline_s)) >= 2 * deadline_s + 2 * STOP_MARGIN_S
-    assert stop_s(config_of(deadline_s, 2)) >= deadline_s + STOP_MARGIN_S + lasted_s
+    assert stop_s(config_of(deadline_s, 2)) >= deadline_s + STOP_MARGIN_S + lasted_s + CLOSE_S

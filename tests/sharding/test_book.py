@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rollout_svc.config import Config
 from rollout_svc.errors import ConfigError, InUse
-from rollout_svc.sharding.book import Earlier, kept_book, open_book
+from rollout_svc.sharding.book import TABLES, Book, Change, Earlier, kept_book, open_book, read_book
 from tests.sharding.stage import config_of
 
 
@@ -77,6 +79,73 @@ async def test_one_coordinator_has_it(tmp_path: Path) -> None:
     async with kept_book(config_at(tmp_path)):
         with pytest.raises(InUse, match=r"buffer\.path: .*journal\.db\.coordinator is in use by another process"):
             await asyncio.to_thread(open_book, tmp_path / "journal.db.coordinator", 2)
+
+
+async def test_a_batch_that_is_owed_is_lent_no_more(tmp_path: Path) -> None:
+    """P31: a kill between the two notes leaves nothing in the book once the debt is paid, and holds up no step."""
+    config = config_at(tmp_path)
+    connection, _ = open_book(tmp_path / "journal.db.coordinator", 2)
+    connection.execute("INSERT INTO lent VALUES ('a-2', 3), ('b-2', 4)")
+    connection.execute("INSERT INTO owed VALUES ('a-2', 's1', 'ack')")
+    connection.close()
+    async with kept_book(config) as book:
+        book.paid("a-2", "s1")
+    async with kept_book(config) as book:
+        assert book.earlier == Earlier({}, {"b-2": 4})
+
+
+class Kept:
+    """Notes as they were put, one by one."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+
+    def put(self, note: Change) -> None:
+        """Keep it."""
+        self.changes.append(note)
+
+    async def flush(self) -> None:
+        """Nothing waits for it."""
+
+
+async def test_what_shards_owe_is_noted_of_all_of_them_or_of_none() -> None:
+    """P31: whichever notes a kill lets through, no shard's part of a batch that others owe is forgotten."""
+    notes = Kept()
+    book = Book(notes)
+    await book.lend("a-3", 7)
+    await book.owe("a-3", "ack", ["s0", "s1", "s2"])
+    for number in range(len(notes.changes) + 1):
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+            database.executescript(TABLES)
+            for change in notes.changes[:number]:
+                database.execute(change.statement, change.values)
+            earlier = read_book(database, {"s0", "s1", "s2"})
+        assert list(earlier.owed) in ([], ["s0", "s1", "s2"])
+        assert number == 0 or earlier.owed or earlier.lent == {"a-3": 7}
+
+
+class Slow:
+    """A value that the disk takes its time for."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def __conform__(self, _: object) -> str:
+        """Say it as SQLite has it."""
+        self.done.wait(30)
+        return "x-2"
+
+
+async def test_a_disk_that_hangs_holds_up_no_end(tmp_path: Path) -> None:
+    """P8: whoever ends has ended in time; what the disk has not taken by then is as after a kill."""
+    slow: Any = Slow()
+    try:
+        async with asyncio.timeout(10), kept_book(config_at(tmp_path), close_s=0.1) as book:
+            lending = asyncio.ensure_future(book.lend(slow, 1))
+            await asyncio.sleep(0)
+            lending.cancel()
+    finally:
+        slow.done.set()
 
 
 def _foreign(path: Path) -> None:

@@ -192,6 +192,29 @@ async def test_a_shard_that_owes_many_has_one_deadline_for_all() -> None:
         member.owed.update({f"old{number}-1": "ack" for number in range(20)})
         one.delay_s = 1.0
         began = asyncio.get_running_loop().time()
-        await coordinator.batches.pay(member)
+        await coordinator.batches.debts.pay(member)
         assert not member.owed
         assert asyncio.get_running_loop().time() - began <= 2.0
+
+
+@virtual
+async def test_a_take_without_patience_puts_no_shard_out_of_step() -> None:
+    """P12, P22: who asks again without time to wait gets the batch after a shard's return, and holds nobody by it."""
+    async with staged() as (coordinator, _, other):
+        batch = await coordinator.take_batch(0, 6, 10.0)
+        other.die()
+        other.rise()
+        await until(lambda: coordinator.members.by_id["s1"].life == other.life and not coordinator.members.outside)
+        assert ids(await coordinator.take_batch(0, 6, 0.0)) == ids(batch)
+        assert not coordinator.members.outside
+
+
+@virtual
+async def test_a_checkpoint_says_which_acks_came_too_late() -> None:
+    """P1: an ack after its lease does not fail a checkpoint: it is named, as it is by one service."""
+    async with staged(buffer={"path": "journal.db", "lease_s": 2.0}) as (coordinator, *shards):
+        batch = await coordinator.take_batch(0, 6, 10.0)
+        await until(lambda: not any(shard.leases for shard in shards))
+        record = await coordinator.checkpoint("/snapshot", 1, [batch["batch_id"]])
+        assert record["ack_expired"] == [batch["batch_id"]]
+        assert "ack_expired" not in await coordinator.checkpoint("/snapshot", 1)

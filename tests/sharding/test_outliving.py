@@ -210,7 +210,7 @@ async def test_an_ack_that_was_answered_to_nobody_is_remembered() -> None:
         batch = await made.now.take_batch(0, 6, 10.0)
         await made.now.ack(batch["batch_id"])
         gone = await made.now.take_batch(1, 4, 10.0)
-        await made.now.batches._give_back(gone["batch_id"], made.now.members.all)
+        await made.now.batches.debts.give_back(gone["batch_id"], made.now.members.all)
         await made.kill()
         again = await made.begin()
         await again.ready()
@@ -222,3 +222,21 @@ async def test_an_ack_that_was_answered_to_nobody_is_remembered() -> None:
         await until(lambda: not again.members.outside)
         after = await again.take_batch(2, 2, 10.0, ack=[batch["batch_id"], gone["batch_id"], "never.1-6"])
         assert after["ack_expired"] == [gone["batch_id"], "never.1-6"]
+
+
+@virtual
+async def test_what_is_being_given_back_is_not_lent_again() -> None:
+    """P1: whoever was told that a lease has ended is right, also where the coordinator is killed before the shards."""
+    async with lives(lease_s=2.0) as (made, one, other):
+        batch = await only_in(other, made.now, 3)
+        other.hush()
+        await asyncio.sleep(2.1)  # it has ended, and the shard has not said yet that it knows
+        with pytest.raises(Conflict):
+            await made.now.ack(batch["batch_id"])
+        await made.kill()
+        again = await made.begin()
+        other.speak()
+        await again.ready()
+        with pytest.raises(Conflict):
+            await again.ack(batch["batch_id"])
+        assert one.leases == other.leases == {}

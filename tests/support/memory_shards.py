@@ -174,8 +174,9 @@ class MemoryShard:
             groups = self.ready[:at_most]
             self.leases[batch_id] = step, groups
             self.accounts |= dict.fromkeys(groups, "leased")
+        leased = self.leases[batch_id][1]  # what ends on the way back was leased all the same
         await self._back()
-        return Part(self.leases[batch_id][1], step)
+        return Part(leased, step)
 
     async def _back(self) -> None:
         """The way of the answer: who is lost now has done it, and nobody knows."""
@@ -193,6 +194,9 @@ class MemoryShard:
     async def call(self, name: str, given: Mapping[str, Any]) -> Any:
         await self._way(name)
         return await getattr(self, f"_{name}")(**given)
+
+    async def _checkpoint(self, path: str, step: int) -> dict[str, Any]:
+        return {"path": path, "step": step}
 
     async def _status(self) -> dict[str, Any]:
         return self.describe()

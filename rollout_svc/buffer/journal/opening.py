@@ -4,14 +4,16 @@ Invariants:
 
 - A file that is refused is not changed by a byte: it is looked at without SQLite first, then read as it lies there, and
   opened for writing only when it was found to be ours and of these settings.
-- A file of ours appears under its name with its tables and its fingerprint in it, or not at all.
+- A file of ours appears under its name with its tables and its fingerprint in it, or not at all, also where several
+  processes make it at once.
 - One process at a time: the second is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
+import secrets
 import sqlite3
 import struct
 import time
@@ -31,6 +33,7 @@ __all__ = ["HEADER_BYTES", "MAGIC", "Kind", "open_file", "open_journal", "refusa
 _WHERE: Final = "buffer.path"
 MAGIC: Final = b"SQLite format 3\x00"
 HEADER_BYTES: Final = 100
+_TOKEN_BYTES: Final = 4  # of a name that nobody else gives
 _LARGEST_PAGE: Final = 65536  # bytes; written as 1, for it does not fit
 
 
@@ -114,21 +117,34 @@ def refusal(path: Path, message: str) -> ConfigError:
 
 
 def _create(path: Path, create: Callable[[sqlite3.Connection], None]) -> None:
-    """Make an empty one under another name, then give it its own."""
+    """Make an empty one under another name, of nobody else's, then give it its own."""
     if not path.parent.is_dir():
         raise refusal(path, f"cannot be made: there is no folder {path.parent}")
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    connection = sqlite3.connect(new, isolation_level=None)
+    new = path.with_name(f"{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.new")
     try:
-        create(connection)
-    finally:
-        connection.close()
-    sync(new)
-    with contextlib.suppress(FileExistsError):  # another service was faster: what it made is looked at like any other
+        connection = sqlite3.connect(new, isolation_level=None)
+        try:
+            create(connection)
+        finally:
+            connection.close()
+        sync(new)
         os.link(new, path)
-    new.unlink()
+    except (OSError, sqlite3.Error):
+        if not path.exists():
+            raise
+        # Another was faster, and has swept: what it made is looked at like any other.
+    finally:
+        _sweep(path, new)
     sync(path.parent)
+
+
+def _sweep(path: Path, own: Path) -> None:
+    """Remove what was to become this file, once it is there: those of starts that were killed, and of slower ones."""
+    own.unlink(missing_ok=True)
+    if path.exists():
+        other = re.compile(rf"{re.escape(path.name)}(\.[0-9a-f]{{{2 * _TOKEN_BYTES}}})?\.new")
+        for left in [found for found in path.parent.iterdir() if other.fullmatch(found.name)]:
+            left.unlink(missing_ok=True)
 
 
 def _problem_of(path: Path, kind: Kind) -> str | None:

@@ -39,6 +39,6 @@ SHARDED: Final = (
         "owed_ack_is_forgotten",
         "what a lost shard was to consume is not asked of it when it returns",
         "P31 hang",
-        ("sharding.taking", "        await self.pay(member)\n        there", "        there"),
+        ("sharding.taking", "        await self.debts.pay(member)\n        there", "        there"),
     ),
 )
