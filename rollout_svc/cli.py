@@ -146,10 +146,13 @@ def _preflight(config: Config, plan: Plan, shards: list[dict[str, Any]], *, as_j
 def _show_dry_run(config: Config, plan: Plan, shards: list[dict[str, Any]]) -> None:
     from rollout_svc.observe.preflight_table import shard_lines  # noqa: PLC0415 - rich
     from rollout_svc.producer.schedule import first_window  # noqa: PLC0415 - as above
+    from rollout_svc.workers.placement import remarks  # noqa: PLC0415 - as above
 
     typer.echo(dump_config(config).rstrip())
     typer.echo("\n# concurrency plan")
     _show_plan(plan)
+    for remark in remarks(config.workers):
+        typer.echo(f"warning:     {remark}")
     typer.echo("\n# schedule, at the start")
     for key, value in first_window(config, plan).items():
         typer.echo(f"{key + ':':12} {value}")

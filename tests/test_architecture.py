@@ -30,6 +30,7 @@ GROUND = (
         "await_chain",
         "copying",
         "dense",
+        "spans",
         "collective",
         "blame",
         "exits",

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from rollout_svc.spans import clash_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -213,7 +215,10 @@ class _Segment:
 def _places(metadata: Any) -> list[Place]:
     if not isinstance(metadata, list):
         raise BucketError(f"metadata: expected a list, not {type(metadata).__name__}")
-    return [_place(record) for record in metadata]
+    places = [_place(record) for record in metadata]
+    if (clash := clash_of((place.name, place.start, place.end) for place in places)) is not None:
+        raise BucketError(f"metadata: {clash}")
+    return places
 
 
 def _place(record: Any) -> Place:

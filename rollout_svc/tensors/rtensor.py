@@ -95,11 +95,12 @@ def remotize(tree: Any, node: Keeper) -> Any:
 
     Args:
         tree: mappings, lists, deques, tuples, named tuples, sets, dataclasses; leaves that are no tensors, or remote,
-            stay as they are.
+            stay as they are, arrays of objects or strings among them.
         node: where they are stored; they are written to no more.
 
     Raises:
         ShardFailure: one could not be stored (`full`, `invalid`), and none is.
+        ValueError: the tree contains itself, or is deeper than anything that means something; none is stored.
     """
     made: dict[int, RTensor] = {}
 

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- A tensor that is stored cannot be written to through what the store gives out.
+- A tensor that is stored cannot be written to through what the store gives out, nor be made writable by who has it.
 - Freeing ends the store's own hold on the bytes; a view that somebody still has keeps them until it goes.
 - `put` may block, on memory or on another process: it is called off the event loop.
 """
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import numpy as np
+
+from rollout_svc.tensors.sealing import sealed
 
 __all__ = ["InMemory", "MemoryStore", "Store", "StoreName", "Stored", "make_store", "put_somewhere"]
 
@@ -58,8 +60,8 @@ class InMemory:
     __slots__ = ("_tensor",)
 
     def __init__(self, tensor: np.ndarray[Any, Any]) -> None:
-        self._tensor: np.ndarray[Any, Any] | None = tensor
         tensor.setflags(write=False)
+        self._tensor: np.ndarray[Any, Any] | None = sealed(tensor)
 
     @property
     def nbytes(self) -> int:

@@ -6,7 +6,8 @@ as a leaf is neither stored, nor fetched, nor cleared at the step's end.
 Invariants:
 
 - Pure: the tree that is given is not changed; its containers are made anew, of the same types.
-- Leaves are visited in the order of the tree; what is no container is a leaf.
+- Leaves are visited in the order of the tree; what is no container is a leaf, an array of objects too.
+- What has no end is refused: a tree that contains itself, and one that is deeper than any that means something.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ import copy
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Final
 
-__all__ = ["leaves", "mapped"]
+__all__ = ["DEEPEST", "leaves", "mapped"]
+
+DEEPEST: Final = 100
+"""Containers within each other; each takes a few of the thousand calls that Python lets wait for one another."""
 
 
 def leaves(tree: Any, is_leaf: Callable[[Any], bool]) -> Iterator[Any]:
@@ -26,23 +31,52 @@ def leaves(tree: Any, is_leaf: Callable[[Any], bool]) -> Iterator[Any]:
     Args:
         tree: of containers.
         is_leaf: says so of what would otherwise be a container.
+
+    Raises:
+        ValueError: it contains itself, or is deeper than `DEEPEST`.
     """
+    return _leaves(tree, is_leaf, [])
+
+
+def _leaves(tree: Any, is_leaf: Callable[[Any], bool], path: list[Any]) -> Iterator[Any]:
     children = None if is_leaf(tree) else _children(tree)
     if children is None:
         yield tree
     else:
-        for child in children:
-            yield from leaves(child, is_leaf)
+        with _within(tree, path):
+            for child in children:
+                yield from _leaves(child, is_leaf, path)
 
 
 def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """Return a tree with every leaf replaced. Arguments as `leaves`."""
-    if is_leaf(tree):
-        return change(tree)
+    """Return a tree with every leaf replaced. Arguments and errors as `leaves`."""
+    path: list[Any] = []
 
     def inner(child: Any) -> Any:
-        return mapped(child, is_leaf, change)
+        if is_leaf(child) or not _is_container(child):
+            return change(child)
+        with _within(child, path):
+            return _made_anew(child, inner)
 
+    return inner(tree)
+
+
+@contextmanager
+def _within(tree: Any, path: list[Any]) -> Iterator[None]:
+    """Go into a container, the one below the last of `path`, for as long as the body lasts."""
+    if any(tree is above for above in path):
+        raise ValueError(f"a tree that contains itself: {type(tree).__name__} at depth {len(path)}")
+    if len(path) >= DEEPEST:
+        raise ValueError(f"a tree that is deeper than {DEEPEST} containers")
+    path.append(tree)
+    try:
+        yield
+    finally:
+        path.pop()
+
+
+def _made_anew(tree: Any, inner: Callable[[Any], Any]) -> Any:
+    """Return a container like this one, with `inner` of what it holds."""
     if isinstance(tree, MutableMapping):
         changed = _copied(tree)
         for key, child in list(tree.items()):
@@ -63,13 +97,11 @@ def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], An
         return deque((inner(child) for child in tree), tree.maxlen)
     if isinstance(tree, set | frozenset):
         return type(tree)(inner(child) for child in tree)
-    if _is_dataclass(tree):
-        made = copy.copy(tree)
-        for field in dataclasses.fields(tree):
-            if hasattr(tree, field.name):
-                object.__setattr__(made, field.name, inner(getattr(tree, field.name)))  # frozen ones as well
-        return made
-    return change(tree)
+    made = copy.copy(tree)
+    for field in dataclasses.fields(tree):
+        if hasattr(tree, field.name):
+            object.__setattr__(made, field.name, inner(getattr(tree, field.name)))  # frozen ones as well
+    return made
 
 
 def _copied(tree: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
@@ -94,6 +126,10 @@ def _children(tree: Any) -> list[Any] | None:
     if _is_dataclass(tree):
         return [getattr(tree, field.name) for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
     return None
+
+
+def _is_container(tree: Any) -> bool:
+    return isinstance(tree, Mapping | list | tuple | deque | set | frozenset) or _is_dataclass(tree)
 
 
 def _is_dataclass(value: Any) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from rollout_svc.copying import copy_all
 from rollout_svc.dense import lack_of
+from rollout_svc.spans import clash_of
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +99,9 @@ class FlattenedBucket:
         """Put together what was received.
 
         Raises:
-            ValueError: the metadata do not fit the buffer.
+            ValueError: the metadata do not fit the buffer, or each other: a name twice, tensors that overlap.
         """
+        _check_is_tensor(buffer)
         self.metadata = tuple(metadata)
         self.buffer = buffer
         self.layout: Layout = layout
@@ -107,6 +109,8 @@ class FlattenedBucket:
             raise ValueError(f"expected a contiguous 1-D buffer, not one of shape {tuple(buffer.shape)}")
         for meta in self.metadata:
             _check_place(meta, buffer, layout)
+        if (clash := clash_of((meta.name, meta.start, meta.end) for meta in self.metadata)) is not None:
+            raise ValueError(clash)
 
     def __repr__(self) -> str:
         return f"<FlattenedBucket {len(self.metadata)} tensors, {self.used} of {self.buffer.numel()} {self.layout}>"
@@ -140,6 +144,7 @@ class FlattenedBucket:
         if into is None:
             into = torch.empty(size, dtype=dtype, device=device)
         else:
+            _check_is_tensor(into)
             _check_buffer(into, dtype, device, size)
             _check_apart(into, tensors)
         bucket = cls(metadata, into, layout)
@@ -228,6 +233,13 @@ def _check_tensors(tensors: Sequence[Named], layout: Layout) -> None:
             raise ValueError(f"expected one device: {first[0]!r} is on {first[1].device}, {name!r} on {tensor.device}")
         if layout == "elements" and tensor.dtype is not first[1].dtype:
             raise ValueError(f"expected one dtype: {first[0]!r} is {first[1].dtype}, {name!r} {tensor.dtype}")
+
+
+def _check_is_tensor(buffer: object) -> None:
+    import torch  # noqa: PLC0415
+
+    if not isinstance(buffer, torch.Tensor):
+        raise ValueError(f"buffer: expected a tensor, not {type(buffer).__name__}")  # noqa: TRY004 - as for its shape
 
 
 def _check_buffer(buffer: torch.Tensor, dtype: torch.dtype, device: torch.device, size: int) -> None:

@@ -204,8 +204,17 @@ class Fleet:
         except WorkerFailure:
             return EngineInfo(None)
 
-    async def load(self, worker: Worker, path: str, version: int) -> None:
-        """Load weights from a path and have the engine confirm the label; raises WorkerFailure."""
+    async def load(
+        self, worker: Worker, path: str, version: int, loaded: Callable[[Worker], None] = lambda _: None
+    ) -> None:
+        """Load weights from a path and have the engine confirm the label; raises WorkerFailure.
+
+        Args:
+            worker: whose engine loads.
+            path: what it loads.
+            version: the label.
+            loaded: told when it has the weights, before caches are flushed and the label is read.
+        """
         if "disk" not in worker.capabilities:
             raise WorkerFailure("cannot", f"{worker.dialect.name} loads no weights from disk")
         calls = worker.dialect.update_from_disk(path, version, flush=not worker.keeps_cache)
@@ -213,7 +222,11 @@ class Fleet:
             await self._forget_load(worker, version)
         keeps, worker.flushed = worker.keeps_cache, None
         try:
-            await self._control.do(worker, calls, self._update_timeout_s)
+            flush = worker.dialect.flush_cache()
+            at = calls.index(flush[0]) if flush and flush[0] in calls else len(calls)
+            await self._control.do(worker, calls[:at], self._update_timeout_s)
+            loaded(worker)
+            await self._control.do(worker, calls[at:], self._update_timeout_s)
         except WorkerFailure as failure:
             if not failure.lingers:  # one that is at it still is asked when it is to load again
                 await self._forget_load(worker, version)

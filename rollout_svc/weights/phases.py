@@ -6,7 +6,7 @@
 | `flatten` | by the publisher's own word: all buckets, into its buffer |
 | `transfer` | what else is waited for the publisher |
 | `load` | an engine is told of a bucket, or a path, and has it; the slowest engine of each |
-| `confirm` | the swap, the version by the engine's own word, its caches flushed |
+| `confirm` | the swap, the version by the engine's own word, its caches flushed, one that was out let in |
 | `resume` | the gate opens |
 
 Invariants:
@@ -78,14 +78,22 @@ class Phases:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + max(seconds, 0.0)
 
     @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
-        """Count what the body takes, also where it fails."""
-        began = self._clock()
+    def during(self, phase: Phase) -> Iterator[Callable[[Phase], None]]:
+        """Count what the body takes, also where it fails; what it is given says that the rest is another phase's."""
+        began, counted = self._clock(), phase
+
+        def turn(to: Phase) -> None:
+            nonlocal began, counted
+            now = self._clock()
+            self.add(counted, now - began)
+            began, counted, self.now = now, to, to
+            self.on_change()
+
         try:
             with self.at(phase):
-                yield
+                yield turn
         finally:
-            self.add(phase, self._clock() - began)
+            self.add(counted, self._clock() - began)
 
     @contextmanager
     def at(self, phase: Phase) -> Iterator[None]:

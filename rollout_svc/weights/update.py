@@ -5,7 +5,8 @@ Invariants:
 - No weights move to a worker that runs a request of ours, unless it is frozen with it, is quarantined for one, or is
   not there.
 - Only a worker in traffic can fail an update: one that is out already is brought along where it answers, else listed.
-- After an update every worker in traffic reports the version, or it is named in the answer and out of traffic.
+- After an update every worker in traffic reports the version, or it is named in the answer and out of traffic. One that
+  was out and has the weights now is in traffic when the answer is given, where it answers its supervisor in time.
 - A failure at some of them is an error, and the caller's pause stays; only where the others are to go on it is an
   answer, with `ok: false` for each of them.
 - An engine that was told to load and did not answer has weights of no version, whatever it reports: they may arrive.
@@ -23,13 +24,14 @@ changed nothing that is in traffic.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from rollout_svc.errors import NotNow, WorkerFailure
 from rollout_svc.events import EngineDoubted, EventBus, WeightsUpdated
 from rollout_svc.weights.fleet import UNFLUSHED, Fleet, Source
+from rollout_svc.weights.loading import loading, still
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.presence import Presence
 from rollout_svc.weights.progress import telling
@@ -110,9 +112,9 @@ class WeightUpdater:
             NotNow: `update_failed`, with the same record as `detail`.
         """
         started = asyncio.get_running_loop().time()
-        active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and _still(w)]
+        active = [w for w in self._pool.workers.values() if w.state is WorkerState.ACTIVE and still(w)]
         # From the look on: a stronger pause may join while the others are asked, and what is frozen must stay so.
-        with self._fleet.updating(), _loading(active):
+        with self._fleet.updating(), loading(active):
             in_traffic = [worker for worker in active if source.moves or source.reached(worker, since)]
             targets = active + await self._waiting_for_weights(source)
             results: Results = {
@@ -143,6 +145,7 @@ class WeightUpdater:
             self._take_out([worker for worker in active if not results[worker.worker_id]["ok"]], results)
         self._look_again(targets)
         self._doubt(updated)
+        await self._presence.returned([worker for worker in updated if results[worker.worker_id]["ok"]], phases)
         seconds = asyncio.get_running_loop().time() - started
         at_fault = odd if staged is None or staged.whole else [w for w in odd if w.worker_id in staged.failed]
         names = tuple(worker.worker_id for worker in at_fault)
@@ -179,9 +182,16 @@ class WeightUpdater:
     ) -> None:
         """Have everybody take the weights who has no result yet; `lag`: the label that is set to the new one, by id."""
         handed = [worker for worker in targets if worker.worker_id not in results]
-        with phases.during("load" if source.path is not None else "confirm"):
+        under_way = set(handed)
+        with loading(handed), phases.during("load" if source.path is not None else "confirm") as turn:
+
+            def loaded(worker: Worker) -> None:
+                under_way.discard(worker)
+                if not under_way:
+                    turn("confirm")
+
             outcomes = await asyncio.gather(
-                *(self._update_one(w, version, source, staged, lag.get(w.worker_id)) for w in handed)
+                *(self._bring(w, version, source, staged, lag.get(w.worker_id), loaded) for w in handed)
             )
         results.update({w.worker_id: outcome for w, outcome in zip(handed, outcomes, strict=True)})
 
@@ -219,7 +229,7 @@ class WeightUpdater:
             if not result["ok"] and (kept or worker.state is not WorkerState.ACTIVE):
                 return  # it is where it was, or out: whoever looks after it brings it up
             closed = staged if result["ok"] else None
-            with _loading([worker]):
+            with loading([worker]):
                 try:
                     back = self._taking_back.bring(worker, before, closed)
                     await self._presence.during(worker, back)
@@ -294,24 +304,25 @@ class WeightUpdater:
                     "version", f"the update failed here; {what}, the fleet is at {self._fleet.version}"
                 )
 
-    async def _update_one(
-        self, worker: Worker, version: int, source: Source, staged: Staged | None, previous: int | None
-    ) -> dict[str, Any]:
-        with _loading([worker]):
-            return await self._bring(worker, version, source, staged, previous)
-
     async def _bring(
-        self, worker: Worker, version: int, source: Source, staged: Staged | None, previous: int | None
+        self,
+        worker: Worker,
+        version: int,
+        source: Source,
+        staged: Staged | None,
+        previous: int | None,
+        loaded: Callable[[Worker], None],
     ) -> dict[str, Any]:
         worker.flushed = None
         try:
             if source.path is not None:
-                await self._presence.during(worker, self._fleet.load(worker, source.path, version))
+                await self._presence.during(worker, self._fleet.load(worker, source.path, version, loaded))
             elif staged is not None:
                 await self._presence.during(worker, self._close(worker, staged, version))
             else:
                 await self._presence.during(worker, self._adopt(worker, version, previous))
         except WorkerFailure as failure:
+            loaded(worker)  # or never will
             if worker.state is WorkerState.ACTIVE:
                 await self._ask(worker)
             else:
@@ -375,21 +386,3 @@ class WeightUpdater:
         worker.version = info.weight_version
         if info.half_loaded:
             worker.half_loaded = True
-
-
-@contextmanager
-def _loading(workers: Iterable[Worker]) -> Iterator[None]:
-    """Weights are on their way to these: what is frozen there does not go on, until the outermost of these ends."""
-    held = [worker for worker in workers if not worker.loading]
-    for worker in held:
-        worker.loading = True
-    try:
-        yield
-    finally:
-        for worker in held:
-            worker.loading = False
-
-
-def _still(worker: Worker) -> bool:
-    """Whether nothing of ours can make a token there: it is idle or frozen."""
-    return not worker.calls or worker.frozen

@@ -12,15 +12,25 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rollout_svc.config import BUNDLES_VARIABLE, PlacementConfig
+from rollout_svc.config import BUNDLES_VARIABLE, PlacementConfig, WorkerConfig
 from rollout_svc.errors import Problem
 from rollout_svc.launching import LaunchFailed
 
-__all__ = ["Bundle", "Groups", "PlacementGroup", "bundles_of", "environment", "group_named", "ignored", "problems"]
+__all__ = [
+    "Bundle",
+    "Groups",
+    "PlacementGroup",
+    "bundles_of",
+    "environment",
+    "group_named",
+    "ignored",
+    "problems",
+    "remarks",
+]
 
 _READY: Final = "CREATED"  # what Ray calls a group whose bundles all have their places
 
@@ -109,6 +119,12 @@ async def environment(config: PlacementConfig | None, groups: Groups) -> dict[st
     if config.owns_group or config.group is None:
         return {BUNDLES_VARIABLE: ""}
     return {BUNDLES_VARIABLE: bundles_of(config, await groups.find(config.group))}
+
+
+def remarks(workers: Iterable[WorkerConfig]) -> list[str]:
+    """Say of each worker whose placement is ignored that it is, at its place in the settings."""
+    said = ((place, ignored(one.launch.placement)) for place, one in enumerate(workers) if one.launch is not None)
+    return [f"workers.{place}.launch.placement: {words}" for place, words in said if words is not None]
 
 
 def ignored(config: PlacementConfig | None) -> str | None:

@@ -351,13 +351,13 @@ class Supervisor:
             return
         self._keep_out(worker, kept_out)
 
-    @staticmethod
-    def _keep_out(worker: Worker, reason: str) -> None:
+    def _keep_out(self, worker: Worker, reason: str) -> None:
         worker.refusals += 1
         if worker.quarantine is None or worker.quarantine.kind != "version":
             worker.put_in_quarantine("version", reason)
         else:
             worker.reason = reason
+            self._pool.changed(worker)  # somebody may wait for the look, and its state is as before
 
     async def _woken(self, worker: Worker, info: EngineInfo) -> bool:
         """Whether it has all its memory, taken back where nobody has it; else its reason says why not."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import pytest
 from safetensors.numpy import save, save_file
 
 from rollout_svc.errors import BadRequest, Conflict, NotNow
-from rollout_svc.weights import calls
+from rollout_svc.weights import calls, presence
+from rollout_svc.workers.worker import WorkerState
 from tests.support.fake_sglang import FakeSGLang
 from tests.support.fake_vllm import FakeVLLM
 from tests.support.stage import Stage, stage
@@ -175,19 +175,6 @@ async def test_names_that_are_missing_are_refused_with_the_list(tmp_path: Path) 
         assert (await made.service.update_weights(1, good, pause={}))["version"] == 1
 
 
-async def once_free(made: Stage, version: int, source: dict[str, Any]) -> None:
-    """Update as a trainer does: again, while the one engine is in the hands of its supervisor."""
-    while True:
-        try:
-            await made.service.update_weights(version, source, pause={})
-        except NotNow as refused:
-            if "no worker is left" not in str(refused):
-                raise
-            await asyncio.sleep(0.01)
-        else:
-            return
-
-
 @pytest.mark.parametrize("kind", [FakeSGLang, FakeVLLM])
 async def test_the_last_update_says_what_the_next_has_to_have(kind: Any, tmp_path: Path) -> None:
     """P24 P35: an engine that takes less without a word is not asked; what failed is nobody's measure."""
@@ -197,14 +184,15 @@ async def test_the_last_update_says_what_the_next_has_to_have(kind: Any, tmp_pat
         with pytest.raises(NotNow):
             await made.service.update_weights(1, {"kind": "disk", "path": bad}, pause={})
         engine.fail_update = False
-        await once_free(made, 1, {"kind": "disk", "path": first})
+        await made.service.update_weights(1, {"kind": "disk", "path": first}, pause={})
+        assert made.worker().state is WorkerState.ACTIVE
         asked = list(engine.updates)
         with pytest.raises(BadRequest, match="missing a"):
             await made.service.update_weights(2, {"kind": "disk", "path": bad}, pause={})
         assert (made.service.status()["weight_version"], engine.updates) == (1, asked)
         meant = {"kind": "disk", "path": bad, "check_names": False}
         for version in (2, 3):  # the second passes as well without a word: it has what the first had
-            await once_free(made, version, meant)
+            await made.service.update_weights(version, meant, pause={})
             meant.pop("check_names", None)
 
 
@@ -217,3 +205,24 @@ async def test_names_are_not_compared_where_files_are_not_looked_at(tmp_path: Pa
     ):
         source = {"kind": "disk", "path": bad, "check_finite": True}
         assert (await made.service.update_weights(1, source, pause={}))["version"] == 1
+
+
+async def test_one_that_is_not_let_in_holds_an_update_up_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P8 P24: it has the weights, and the answer says so; that it still waits for its supervisor is its reason."""
+    monkeypatch.setattr(presence, "_LOOK_S", 0.05)
+    source = {"kind": "disk", "path": folder(tmp_path / "first", **MODEL)}
+    async with FakeVLLM(weight_version="0") as engine, stage(engine) as made:
+        engine.fail_update = True
+        with pytest.raises(NotNow):
+            await made.service.update_weights(1, source, pause={})
+        engine.fail_update = False
+        made.parts.supervisor.hold()  # as a pause does that climbs meanwhile
+        answer = await made.service.update_weights(1, source)
+        assert answer["workers"] == {"w0": {"ok": True, "version": 1}}
+        assert made.worker().state is WorkerState.QUARANTINED
+        assert made.worker().reason == "it has version 1, and is looked at"
+        made.parts.supervisor.release()
+        await made.service.update_weights(2, source)
+        assert made.worker().state is WorkerState.ACTIVE

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from rollout_svc.errors import SpentHandle
 from rollout_svc.tensors import Handle, Handles, LiveHandle, MemoryStore, Tally
@@ -44,6 +45,22 @@ def test_a_view_outlives_the_release_and_cannot_be_written_to() -> None:
     assert seen.tolist() == [0] * 8
     with pytest.raises(ValueError, match="read-only"):
         seen[0] = 1
+
+
+SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+
+
+@given(tensor=arrays(st.sampled_from(["u1", "u2", "f4", "?"]).map(np.dtype), SHAPES), backwards=st.booleans())
+def test_what_is_kept_is_seen_as_it_is_and_cannot_be_made_writable(tensor: np.ndarray, backwards: bool) -> None:
+    """P27: of any shape, strided or not; its bytes are not copied, and a reader that asks for more gets an error."""
+    given_one = tensor[::-1] if backwards and tensor.ndim else tensor
+    seen = MemoryStore().put(given_one).view()
+    assert (seen.dtype, seen.shape) == (given_one.dtype, given_one.shape)
+    np.testing.assert_array_equal(seen, given_one)
+    assert np.shares_memory(seen, given_one) or not given_one.size
+    for array in (seen, seen[...], seen.view()):
+        with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+            array.setflags(write=True)
 
 
 def test_a_handle_is_not_pickled() -> None:

@@ -15,6 +15,7 @@ import torch
 from rollout_svc.errors import ShardFailure
 from rollout_svc.tensors.rtensor import RTensor, flatten_shard_ids, localize, remotize
 from rollout_svc.tensors.shards import FetchBuffer, Fetcher, Node, ShardOwner
+from rollout_svc.tensors.tree import DEEPEST
 
 
 class Pair(NamedTuple):
@@ -107,8 +108,9 @@ def test_a_remote_tensor_is_small_and_json(node: Node) -> None:
     assert RTensor.from_json(json.loads(json.dumps(remote.as_json()))) == remote
     assert len(pickle.dumps(remote)) < 400
     assert (remote.shape, remote.dtype, remote.nbytes) == ((200, 10), "float16", 4000)
-    with pytest.raises(ShardFailure, match="no remote tensor"):
-        RTensor.from_json({"id": "1"})
+    for wrong in ({"id": "1"}, remote.as_json() | {"library": "jax"}, remote.as_json() | {"library": ["numpy"]}):
+        with pytest.raises(ShardFailure, match="no remote tensor"):
+            RTensor.from_json(wrong)
 
 
 def test_a_tree_is_stored_whole_or_not_at_all(node: Node) -> None:
@@ -117,6 +119,47 @@ def test_a_tree_is_stored_whole_or_not_at_all(node: Node) -> None:
         remotize([torch.zeros(1000), torch.zeros(2001)], node)
     assert node.owner is not None
     assert node.owner.stats()[:2] == (0, 0)
+
+
+def test_arrays_of_objects_and_strings_stay_where_they_are(node: Node, fetcher: Fetcher) -> None:
+    """P29: they are no tensors, as trainers keep ids and texts beside those; what holds them goes through."""
+    words = [np.array(["a", "bc"]), np.array([b"a"]), np.array([{"x": 1}, None], dtype=object)]
+    remote = remotize({"tokens": torch.arange(3), "words": words}, node)
+    assert all(one is other for one, other in zip(remote["words"], words, strict=True))
+    back = localize(remote, fetcher)
+    assert back["tokens"].tolist() == [0, 1, 2]
+    assert all(one is other for one, other in zip(back["words"], words, strict=True))
+
+
+def nested(depth: int) -> Any:
+    """Containers within each other, with a tensor in the innermost."""
+    tree: Any = torch.arange(3)
+    for place in range(depth):
+        tree = {"down": tree} if place % 2 else [tree]
+    return tree
+
+
+@pytest.mark.parametrize("made", [dict, list])
+def test_a_tree_without_an_end_is_refused(made: Any, node: Node, fetcher: Fetcher) -> None:
+    """P35: one that contains itself, or is deeper than any, is named as that, and nothing of it is stored."""
+    ring: Any = made()
+    inner = [torch.arange(3), ring]
+    ring.update(inner=inner) if made is dict else ring.append(inner)
+    for tree, told in ((ring, "contains itself"), (nested(DEEPEST + 1), "deeper than 100"), (nested(5000), "deeper")):
+        for use in (lambda tree: remotize(tree, node), lambda tree: localize(tree, fetcher), flatten_shard_ids):
+            with pytest.raises(ValueError, match=told):
+                use(tree)
+    assert node.owner is not None
+    assert node.owner.stats()[:2] == (0, 0)
+
+
+def test_a_tree_may_be_deep_and_name_a_container_twice(node: Node, fetcher: Fetcher) -> None:
+    """What is there twice, side by side, does not contain itself."""
+    twice = [torch.arange(3)]
+    for tree in ([twice, twice], nested(DEEPEST)):
+        assert len(flatten_shard_ids(remotize(tree, node))) == 1
+    one, other = localize(remotize([twice, {"x": twice}], node), fetcher)
+    assert one[0] is other["x"][0]
 
 
 def test_a_missing_shard_fails_alone(node: Node, fetcher: Fetcher) -> None:
@@ -155,6 +198,8 @@ def test_nothing_that_is_done_to_a_tensor_changes_what_is_kept(node: Node, fetch
     assert localize(remote, fetcher)[0].tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 1
+    with pytest.raises(ValueError, match="cannot set WRITEABLE flag"):
+        array.setflags(write=True)
 
 
 def test_a_part_does_not_keep_the_whole_alive(node: Node, fetcher: Fetcher) -> None:

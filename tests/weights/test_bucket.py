@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -103,12 +104,15 @@ def test_a_given_buffer_is_used_and_may_be_longer() -> None:
         (lambda: torch.zeros(8)[::2], "contiguous True, not False"),
         (lambda: torch.zeros(4, device="meta"), "device cpu, not meta"),
         (lambda: torch.zeros(8)[1:], "a start at a multiple of 16 bytes"),
+        (lambda: bytearray(16), "a tensor, not bytearray"),
+        (lambda: np.zeros(4, np.float32), "a tensor, not ndarray"),
     ],
 )
-def test_a_buffer_that_does_not_fit_is_refused(buffer: Callable[[], torch.Tensor], told: str) -> None:
+def test_a_buffer_that_does_not_fit_is_refused(buffer: Callable[[], Any], told: str) -> None:
     """P26: expected and given are named, and no byte was written."""
     given_buffer = buffer()
-    before = None if given_buffer.is_meta else given_buffer.clone()
+    tensor = isinstance(given_buffer, torch.Tensor) and not given_buffer.is_meta
+    before = given_buffer.clone() if tensor else None
     with pytest.raises(ValueError, match=f"buffer: expected {told}"):
         FlattenedBucket.pack([("a", torch.ones(4))], "elements", into=given_buffer)
     assert before is None or torch.equal(given_buffer, before)
@@ -197,6 +201,26 @@ def test_metadata_that_do_not_fit_the_buffer_are_refused(meta: TensorMeta, told:
     """P26: metadata past the buffer, or of another dtype than the one it has now, never become a tensor."""
     with pytest.raises(ValueError, match=told):
         FlattenedBucket([meta], torch.zeros(4), "elements")
+
+
+@pytest.mark.parametrize(
+    ("metas", "told"),
+    [
+        ([TensorMeta("a", (3,), "float32", 0, 3, 3), TensorMeta("b", (2,), "float32", 2, 4, 2)], "'a' ends at 3, 'b'"),
+        ([TensorMeta("b", (1,), "float32", 1, 2, 1), TensorMeta("a", (4,), "float32", 0, 4, 4)], "'a' ends at 4, 'b'"),
+        ([TensorMeta("a", (1,), "float32", 0, 1, 1), TensorMeta("a", (1,), "float32", 1, 2, 1)], "not 'a' twice"),
+    ],
+)
+def test_metadata_that_contradict_each_other_are_refused(metas: list[TensorMeta], told: str) -> None:
+    """P26: of tensors that share bytes, or a name, one would be loaded as the other."""
+    with pytest.raises(ValueError, match=told):
+        FlattenedBucket(metas, torch.zeros(4), "elements")
+
+
+def test_a_bucket_is_made_of_a_tensor() -> None:
+    """P26: what was received as something else is named."""
+    with pytest.raises(ValueError, match="buffer: expected a tensor, not list"):
+        FlattenedBucket([], [0.0], "elements")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

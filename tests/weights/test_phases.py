@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,8 @@ from rollout_svc.observe.terminal import show_status
 from rollout_svc.weights.phases import Phases
 from rollout_svc.weights.publisher import WeightPublisher
 from tests.embedded.helpers import served, small_model
+from tests.support.fake_sglang import FakeSGLang
+from tests.support.fake_vllm import FakeVLLM
 from tests.support.stage import stage
 
 ORDER = ["pause", "flatten", "transfer", "load", "confirm", "resume"]
@@ -39,6 +43,48 @@ def test_a_phase_that_fails_has_taken_its_time() -> None:
     with pytest.raises(ValueError, match="lost"), phases.during("load"):
         raise ValueError("lost")
     assert phases.seconds == {"load": 2.0}
+
+
+def test_what_follows_may_be_another_phase() -> None:
+    """From a word on the time is another phase's, and that is the one under way; said twice it goes on."""
+    ticks = count(0, 2)
+    phases = Phases(lambda: float(next(ticks)))
+    with phases.during("load") as turn:
+        for _ in range(2):
+            turn("confirm")
+            assert phases.now == "confirm"
+    assert phases.now is None
+    assert phases.seconds == {"load": 2.0, "confirm": 4.0}
+
+
+@pytest.mark.parametrize("kind", [FakeSGLang, FakeVLLM])
+async def test_a_path_is_loaded_and_then_confirmed(kind: Any, tmp_path: Path) -> None:
+    """P24: `load` ends when the slowest engine has the weights; caches flushed and labels read are `confirm`."""
+    source = {"kind": "disk", "path": str(tmp_path)}
+    async with kind(weight_version="0") as one, kind(weight_version="0") as two, stage(one, two) as made:
+        seen: list[tuple[str, str]] = []
+
+        def noting(word: str, of: Any) -> Any:
+            def noted(*given: Any, **settings: Any) -> Any:
+                if (phase := made.service.status()["weights"]["phase"]) is not None:
+                    seen.append((word, phase))
+                return of(*given, **settings)
+
+            return noted
+
+        for engine in (one, two):
+            engine.set_version = noting("label", engine.set_version)
+            if kind is FakeVLLM:
+                engine.load = noting("load", engine.load)
+                engine.reset_cache = noting("flush", engine.reset_cache)
+        await made.service.update_weights(1, source, pause={})
+        found = made.service.status()["weights"]["phases_s"]
+        assert list(found) == ["pause", "load", "confirm", "resume"]
+        assert found["confirm"] > 0
+        if kind is FakeVLLM:
+            assert {phase for word, phase in seen if word == "load"} == {"load"}
+            assert seen[-1] == ("label", "confirm")
+            assert [word for word, _ in seen].count("flush") == 2
 
 
 async def test_an_update_tells_its_phases(capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,6 +227,22 @@ def test_what_means_nothing_is_refused(side: Side, change: dict[str, Any], told:
     assert not side.receiver.registered
 
 
+@pytest.mark.parametrize("layout", ["elements", "bytes"])
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [({"name": "v"}, "places of their own: 'v'|'w' ends at"), ({"name": "w"}, "each name once, not 'w' twice")],
+)
+def test_metadata_that_contradict_each_other_are_refused(
+    side: Side, second: dict[str, Any], told: str, layout: Layout
+) -> None:
+    """P26: two tensors at one place, or of one name, where a sender counted wrongly: nothing is loaded."""
+    call = side.call(1.0, layout=layout)
+    call["metadata"].append(call["metadata"][0] | second)
+    with pytest.raises(BucketError, match=told):
+        side.receive(call)
+    assert side.loaded == {}
+
+
 def test_a_closed_slab_has_no_name(tmp_path: Path) -> None:
     """P30: nothing is left in shared memory."""
     with SharedSlab(64, tmp_path):

@@ -26,6 +26,7 @@ __all__ = ["POINTS", "Rise", "condense", "rises"]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
+Places = np.ndarray[Any, np.dtype[np.intp]]
 
 POINTS: Final = 40
 """Points of a window that are looked at: a longer one is condensed to so many, or fewer, by medians."""

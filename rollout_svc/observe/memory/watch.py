@@ -10,6 +10,7 @@ Invariants:
 - A leak is said once, again whenever it has doubled, and its end is said once: when it grows by less than a quarter of
   what it grew by at first, over a whole window.
 - Nothing is said before a whole window was seen, nor of what was as high before: a saw-tooth's second tooth is no news.
+  A single spike, as at the start, hides nothing.
 - Two steps in a row have to agree, so that one odd window is not enough.
 """
 
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rollout_svc.observe.memory.shape import Floats, condense, rises
+from rollout_svc.observe.memory.shape import Booleans, Floats, Places, condense, rises
 
 __all__ = ["RSS", "UNACCOUNTED", "Account", "Growth", "MemoryWatch", "News"]
 
@@ -45,7 +46,7 @@ _INSIDE: Final = {
 _STORES: Final = {"memory": "python_heap", "shared": "shared_memory", "ray": "ray_store"}
 _BLAMED: Final = 0.5  # of the growth of a whole that a part has to have
 _SLACK: Final = 0.5  # of the growth that is warned about: noise hides as much
-_HIGHS: Final = 5  # windows before the present one in which no value may have been as high
+_HIGHS: Final = 5  # windows before the present one in which it may not have been as high, but for one leap
 _SMOOTH: Final = 5  # values whose median stands for a level, at most; a quarter of a window
 _AGREE: Final = 2  # steps in a row
 _ENDED: Final = 0.25  # of the slope it had when it was said
@@ -123,6 +124,7 @@ class _Series:
         names: row of each account in the arrays.
         now, first: latest values, also between steps; those of the first step.
         values: the last window, the latest at the right; shape (accounts, window).
+        climbed: what was reached by growth that looked like a leak, in the last window and those of `highs`.
         highs: levels of the windows before; shape (accounts, `_HIGHS` windows).
         slopes: bytes a step.
         agreed: for how many steps in a row each account has looked like a leak.
@@ -135,6 +137,7 @@ class _Series:
     steps: deque[int] = field(default_factory=deque)
     seen: int = 0
     values: Floats = field(init=False)
+    climbed: Booleans = field(init=False)
     highs: Floats = field(init=False)
     slopes: Floats = field(init=False)
     agreed: np.ndarray[Any, np.dtype[np.int64]] = field(init=False)
@@ -142,6 +145,7 @@ class _Series:
 
     def __post_init__(self) -> None:
         self.values = np.zeros((0, self.window))
+        self.climbed = np.zeros((0, self.window * (_HIGHS + 1)), dtype=np.bool_)
         self.highs = np.full((0, self.window * _HIGHS), -np.inf)
         self.slopes = np.zeros(0)
         self.agreed = np.zeros(0, dtype=np.int64)
@@ -160,12 +164,15 @@ class _Series:
         if new:
             self.names |= {name: len(self.names) + place for place, name in enumerate(new)}
             self.values = np.vstack([self.values, np.zeros((len(new), self.window))])
+            self.climbed = np.vstack([self.climbed, np.zeros((len(new), self.climbed.shape[1]), dtype=np.bool_)])
             self.highs = np.vstack([self.highs, np.full((len(new), self.highs.shape[1]), -np.inf)])
             self.slopes = np.concatenate([self.slopes, np.zeros(len(new))])
             self.agreed = np.concatenate([self.agreed, np.zeros(len(new), dtype=np.int64)])
         if self.full:
             self.highs[:, :-1] = self.highs[:, 1:]
             self.highs[:, -1] = np.median(self.values[:, : self.smooth], axis=1)
+            self.climbed[:, :-1] = self.climbed[:, 1:]
+            self.climbed[:, -1] = False
         self.values[:, :-1] = self.values[:, 1:]
         self.values[:, -1] = [accounts.get(name, 0) for name in self.names]
         self.steps.append(step)
@@ -174,6 +181,31 @@ class _Series:
         if not self.seen:
             self.first = dict(accounts)
         self.seen += 1
+
+    def climbs(self, steady: Booleans, start: Places) -> None:
+        """Note what of the window was reached by growth: from where it began, of the accounts that rise like a leak."""
+        self.climbed[:, -self.window :] |= steady[:, None] & (np.arange(self.window) >= start[:, None])
+
+    def been_at(self, now: Floats, base: Floats, enough: float) -> Booleans:
+        """Whether each account was at a level in the windows before: by growth, or as it moves up and down by itself.
+
+        A single time above the base is not counted where it went up and down by leaps, hardly ever between, and twice
+        as high as the growth in question: a start, a checkpoint. What is passed soon may be waited for.
+
+        Args:
+            now: levels.
+            base: levels that the growth began at.
+            enough: fraction that tells two levels apart.
+        """
+        there = self.highs * (1 + enough) > now[:, None]
+        above = there | (self.highs > base[:, None] * (1 + enough / 2))
+        times = above[:, 0] + np.sum(above[:, 1:] & ~above[:, :-1], axis=1)
+        lag = self.smooth // 2  # each high is the median of as many values on both sides of it
+        grown = there & self.climbed[:, lag : lag + there.shape[1]]
+        between = (above & ~there).sum(axis=1) > self.smooth
+        low = self.highs.max(axis=1) < now + (now - base)
+        been: Booleans = there.any(axis=1) & ((times > 1) | between | low | grown.any(axis=1))
+        return been
 
     def level(self, row: int) -> float:
         """What an account has now, but for a single wild value."""
@@ -235,8 +267,9 @@ class MemoryWatch:
         rise = found.slope * points.shape[1]  # over the window
         level = np.maximum(np.median(points[:, : max(1, points.shape[1] // 4)], axis=1), 1.0)
         enough = self._enough
-        over = np.median(series.values[:, -series.smooth :], axis=1) >= series.highs.max(axis=1) * (1 + enough)
-        suspect = found.steady & over & (rise >= np.maximum(level * enough, FLOOR_BYTES))
+        series.climbs(found.steady, found.start * size)
+        now = np.median(series.values[:, -series.smooth :], axis=1)
+        suspect = found.steady & ~series.been_at(now, level, enough) & (rise >= np.maximum(level * enough, FLOOR_BYTES))
         series.agreed = np.where(suspect, series.agreed + 1, 0)
         names = [name for name, row in series.names.items() if series.agreed[row] >= _AGREE and name != UNACCOUNTED]
         return names, {name: int(found.start[row]) * size for name, row in series.names.items()}

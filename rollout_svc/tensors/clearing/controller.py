@@ -41,6 +41,7 @@ from rollout_svc.tensors.clearing.records import Cleared, Statistics, log_cleare
 from rollout_svc.tensors.clearing.roles import Consumer, Rank
 from rollout_svc.tensors.clearing.trees import flatten_shards
 from rollout_svc.tensors.clearing.watch import Figures, Watch, read_figures
+from rollout_svc.tensors.shards.names import check_address
 from rollout_svc.tensors.shards.owner import LEASE_S
 from rollout_svc.tensors.shards.plane import Plane
 from rollout_svc.tensors.shards.process import fetch_buffer
@@ -82,6 +83,7 @@ class Controller:
         self.deadline_s = deadline_s
         self.renew_s = renew_s
         self._http = HttpPeers(token)
+        self._checks = connect is None
         self._fleet = Fleet(connect or self._reach, Plan(attempts=attempts))
         here = plane or Plane(buffer=fetch_buffer())
         if here.owner is not None or here.buffer is not None:
@@ -116,11 +118,16 @@ class Controller:
 
         Raises:
             TypeError: one address, in place of several.
-            ValueError: two processes on one rank: only one of them would be drained.
+            ValueError: two processes on one rank: only one of them would be drained; or what is no address, where
+                neither its peer nor a `connect` knows what to make of it. Nobody was registered.
         """
         if isinstance(consumers, str):
             raise TypeError(f"expected a list of consumers, not one address: [{consumers!r}]")
-        self._fleet.register(role, [Consumer(one) if isinstance(one, str) else one for one in consumers])
+        taken = [Consumer(one) if isinstance(one, str) else one for one in consumers]
+        for one in taken:
+            if self._checks and one.peer is None:
+                check_address(one.address)
+        self._fleet.register(role, taken)
 
     def unregister(self, role: str, rank: Rank | None = None) -> None:
         """Let a role go, or one rank of it: a process that has no rank left is not drained any more. Idempotent."""

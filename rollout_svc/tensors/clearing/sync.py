@@ -46,6 +46,8 @@ class SyncStep:
 class SyncController:
     """The methods of `Controller`, blocking, from any thread. Use it as a context manager or with `close`.
 
+    Whatever is asked of it after `close` is a RuntimeError that says so.
+
     Args:
         given: positional arguments of `Controller`.
         settings: its keyword arguments.
@@ -155,6 +157,9 @@ class SyncController:
         return self._run(within(), MARGIN_S)
 
     def _run(self, coroutine: Coroutine[Any, Any, T], limit_s: float) -> T:
+        if self._loop.is_closed():
+            coroutine.close()  # else it is warned of as one that nobody awaited
+            raise RuntimeError("this controller was closed: make another one")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(limit_s)
 
 

@@ -4,8 +4,9 @@ Invariants:
 
 - Bytes are the tensor's own, in row-major order, little-endian. NumPy has no bfloat16 and no float8: the name of the
   dtype travels beside the bytes, and the bytes are never read as anything else.
-- What is lent cannot change what it was lent from. A NumPy array cannot be written to. torch has no read-only tensors:
-  what it lends shares its memory until somebody writes to it (copy-on-write), and then gets memory of its own.
+- What is lent cannot change what it was lent from. A NumPy array cannot be written to, nor made writable. torch has no
+  read-only tensors: what it lends shares its memory until somebody writes to it (copy-on-write), and then gets memory
+  of its own.
 - torch is imported only for a tensor of torch.
 """
 
@@ -19,18 +20,20 @@ import numpy as np
 
 from rollout_svc.dense import lack_of
 from rollout_svc.errors import ShardFailure
+from rollout_svc.tensors.sealing import sealed
 from rollout_svc.tensors.shards.names import Meta
 from rollout_svc.tensors.shards.pages import hinted, slack
 
 __all__ = ["Blank", "describe", "is_tensor", "itemsize", "lend", "payload"]
 
 _NUMPY_KINDS: Final = "biufc"  # numbers and truth values; never objects
+_WORDS: Final = "OSUT"  # objects and strings: no tensors, whatever holds them
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def is_tensor(value: Any) -> bool:
-    """Say whether a value is a tensor of torch or of NumPy."""
-    return isinstance(value, np.ndarray) or _is_torch(value)
+    """Say whether a value is a tensor of torch or of NumPy; an array of objects or strings is none."""
+    return (isinstance(value, np.ndarray) and value.dtype.kind not in _WORDS) or _is_torch(value)
 
 
 def _is_torch(value: Any) -> bool:
@@ -172,6 +175,6 @@ class Blank:
 def lend(tensor: Any) -> Any:
     """Give out a tensor that is kept, so that nothing that is done to it changes what is kept; no bytes are copied."""
     if isinstance(tensor, np.ndarray):
-        return tensor.view()
+        return sealed(tensor)
     lazily = getattr(tensor, "_lazy_clone", None)
     return tensor.clone() if lazily is None else lazily()

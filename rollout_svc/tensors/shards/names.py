@@ -8,9 +8,10 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
+from urllib.parse import urlsplit
 
-__all__ = ["Library", "Meta", "Shard"]
+__all__ = ["Library", "Meta", "Shard", "check_address"]
 
 Library = Literal["torch", "numpy"]
 
@@ -44,6 +45,26 @@ class Meta(NamedTuple):
 
     @classmethod
     def of(cls, found: Any) -> Meta:
-        """Read it back from decoded JSON."""
+        """Read it back from decoded JSON; raises ValueError or TypeError for what is none."""
         shape, dtype, library = found
-        return cls(tuple(int(size) for size in shape), str(dtype), "numpy" if library == "numpy" else "torch")
+        if library not in get_args(Library):
+            raise ValueError(f"library: expected one of {', '.join(get_args(Library))}, not {library!r:.100}")
+        return cls(tuple(int(size) for size in shape), str(dtype), library)
+
+
+def check_address(address: object) -> None:
+    """Raise ValueError for what is no address of a process with shards: `http://host:port[/prefix]`, `ray:ACTOR`."""
+    if not (isinstance(address, str) and (_is_actor(address) or _is_plane(address))):
+        raise ValueError(f"expected http://host:port[/prefix] or ray:[NAMESPACE/]ACTOR, not {address!r:.200}")
+
+
+def _is_actor(address: str) -> bool:
+    return address.startswith("ray:") and bool(address.removeprefix("ray:").rpartition("/")[2])
+
+
+def _is_plane(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is no number
+        return False

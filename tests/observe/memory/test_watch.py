@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollout_svc.observe.memory.watch import Growth, MemoryWatch, News
 
@@ -76,6 +78,67 @@ def test_a_leak_in_any_account_is_named_within_20_steps(account: str, seed: int)
     [growth] = news.growing
     assert growth.bytes_per_step == pytest.approx(0.01 * LEVELS[account], rel=0.5)
     assert abs(growth.since_step - start) <= 6
+
+
+SPIKES = {
+    "height": st.floats(0.6, 9.0),
+    "first": st.just(0) | st.integers(0, 60),
+    "lasts": st.integers(3, 60),
+    "seed": st.integers(0, 2**31),
+}
+
+
+def spike(height: float, first: int, lasts: int) -> Callable[[int], float]:
+    """A level that is higher by a fraction for some steps."""
+    return lambda step: 200e6 * (1 + height * (first <= step < first + lasts))
+
+
+@given(**SPIKES)
+@settings(max_examples=40, deadline=None)
+def test_a_spike_hides_no_leak(height: float, first: int, lasts: int, seed: int) -> None:
+    """A leak that begins when a spike is over, at the start or later, is named as soon as any."""  # P30
+    start = first + lasts
+    high, grown = spike(height, first, lasts), leak(200e6, start)
+    told = run(MemoryWatch(), noisy(start + 25, seed, 0.004, handles__experts=lambda n: high(n) + grown(n) - 200e6))
+    assert [growth.account for _, news in told for growth in news.growing if not growth.again] == ["handles.experts"]
+    assert told[0][0] >= start
+
+
+@given(**SPIKES)
+@settings(max_examples=40, deadline=None)
+def test_a_spike_is_no_leak(height: float, first: int, lasts: int, seed: int) -> None:
+    """Neither it, nor what comes after it, however high it was and however long it lasted."""  # P30
+    count = first + lasts + 130
+    assert run(MemoryWatch(), noisy(count, seed, 0.01, python_heap=spike(height, first, lasts))) == []
+
+
+def test_a_leak_after_the_start_is_named_though_the_start_was_higher() -> None:
+    """Ten steps at 200 MB, then 100 MB and one more with every step: said in 20 steps, not hidden."""  # P30
+    records = [{"rss": (200 if step < 10 else 100 + step - 10) * MB} for step in range(150)]
+    said = [(step, growth.again) for step, news in run(MemoryWatch(), records) for growth in news.growing]
+    assert said[0][0] <= 30
+    assert not said[0][1]
+    assert all(again for _, again in said[1:])
+
+
+@pytest.mark.parametrize("height", [0.1, 0.2, 0.3, 0.4, 0.5])
+def test_a_low_spike_hides_a_leak_until_it_is_passed(height: float) -> None:
+    """What is hardly higher than the growth is waited for: it may be how the account moves by itself."""
+    grown, high = leak(100e6, 10), spike(2 * height, 0, 10)
+    told = run(MemoryWatch(), [{"rss": round(grown(n) + (high(n) - 200e6) / 4)} for n in range(80)])
+    assert told
+    assert told[0][0] <= 10 + max(20, 1.1 * (100 + 100 * height) - 100 + 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_wanders_is_hardly_ever_a_leak(seed: int) -> None:
+    """Of 40 levels that drift to and fro around a mean, by 5 % within some steps, at most one is named in 300 steps."""
+    rng = np.random.default_rng(seed)
+    values = np.zeros((300, 40))
+    for step in range(1, 300):
+        values[step] = 0.8 * values[step - 1] + 0.05 * 0.6 * rng.standard_normal(40)
+    records = [{f"handles.{n}": round(300e6 * (1 + value)) for n, value in enumerate(row)} for row in values]
+    assert len([growth for _, news in run(MemoryWatch(), records) for growth in news.growing]) <= 1
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.02, 0.3])

@@ -1,11 +1,14 @@
 """P29: how a controller reaches processes: over HTTP, and its own; and the controller without an event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from threading import enumerate as enumerate_threads
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_svc.errors import DrainFailed, ShardFailure
 from rollout_svc.tensors.clearing import Consumer, Controller, SyncController
@@ -14,6 +17,7 @@ from rollout_svc.tensors.clearing.local import LocalPeer
 from rollout_svc.tensors.clearing.ports import Peer
 from rollout_svc.tensors.rtensor import RTensor, flatten_shard_ids, localize, remotize
 from rollout_svc.tensors.shards import FetchBuffer, Fetcher, Node, Plane, ShardOwner, install
+from rollout_svc.tensors.shards.names import check_address
 from tests.support.peers import FakePeer, remote
 
 TOKEN = "let me in"
@@ -176,3 +180,44 @@ def test_a_step_without_a_loop_clears_however_it_ends() -> None:
         controller.unregister("actor")
         controller.clear_batches(remote("4"))
         assert peer.ids() == [("1",), ("1", "2"), ("2", "3")]
+
+
+def test_a_controller_that_was_closed_says_so() -> None:
+    """P35: whatever is asked of it, a step that begins too; closing it again is fine."""
+    controller = SyncController(Plane())
+    controller.close()
+    asked: list[Callable[[], object]] = [
+        lambda: controller.register("actor", ["http://a:1"]),
+        lambda: controller.live(remote("1")),
+        lambda: controller.clear_batches(remote("1")),
+        controller.statistics,
+        controller.flush_all,
+        lambda: controller.step(remote("1")).__enter__(),
+    ]
+    for ask in asked:
+        with pytest.raises(RuntimeError, match="this controller was closed"):
+            ask()
+    controller.close()
+
+
+@given(st.sampled_from(["http", "https"]), st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True), st.integers(1, 65535))
+def test_addresses_of_data_planes_and_actors_are_taken(scheme: str, host: str, port: int) -> None:
+    """With a port or without, with a prefix or not, IPv6 too."""
+    for address in (f"{scheme}://{host}:{port}", f"{scheme}://{host}:{port}/shards", f"{scheme}://[::1]:{port}"):
+        check_address(address)
+    check_address(f"ray:{host}")
+    check_address(f"ray:trainer/{host}")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["nope", "", "host:80", "http://", "http://:80", "http://a:x", "http://a:99999", "http://[::1", "ray:", 5]
+)
+def test_what_is_no_address_is_refused_before_anybody_is_registered(wrong: Any) -> None:
+    """P35: a process under a name that nobody reaches would never be drained; P29 says that all are."""
+    with SyncController(Plane()) as controller:
+        plain: list[Any] = [wrong] if isinstance(wrong, str) else [Consumer(wrong)]
+        for taken in (plain, ["http://a:1", *plain]):
+            with pytest.raises(ValueError, match=r"expected http://host:port\[/prefix\] or ray:\[NAMESPACE/\]ACTOR"):
+                controller.register("actor", taken)
+        assert repr(controller).startswith("<SyncController 0 processes")
+        controller.register("actor", [Consumer("anything", peer=FakePeer())])
