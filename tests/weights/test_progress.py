@@ -68,7 +68,7 @@ async def test_status_tells_how_far_it_is(tmp_path: Path, capsys: pytest.Capture
         engine.heal()
         await updating
         assert made.service.status()["weights"]["state"] == "idle"
-        assert list(made.of(WeightUpdateEnded)[-1].phases) == ["pause", "load", "resume"]
+        assert list(made.of(WeightUpdateEnded)[-1].phases) == ["pause", "load", "confirm", "resume"]
 
 
 async def test_an_update_that_fails_has_an_end_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ async def test_an_update_that_fails_has_an_end_too(tmp_path: Path, capsys: pytes
             await made.service.update_weights(1, source, pause={})
         [ended] = made.of(WeightUpdateEnded)
         assert (ended.ok, ended.error) == (False, str(failed.value))
-        assert list(ended.phases) == ["pause", "load"]
+        assert list(ended.phases) == ["pause", "load", "confirm"]  # asked which version it has now
         assert made.service.status()["weights"]["error"] == str(failed.value)
         show_status(made.service.status())
         assert f"the update failed: {failed.value}" in capsys.readouterr().out

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from rollout_svc.observe.memory.shape import Booleans, Floats, Places, condense, rises
+from rollout_svc.observe.memory.growth import Account, Growth, News
+from rollout_svc.observe.memory.series import Said, Series
+from rollout_svc.observe.memory.shape import condense, rises
 
 __all__ = ["RSS", "UNACCOUNTED", "Account", "Growth", "MemoryWatch", "News"]
 
@@ -46,170 +47,8 @@ _INSIDE: Final = {
 _STORES: Final = {"memory": "python_heap", "shared": "shared_memory", "ray": "ray_store"}
 _BLAMED: Final = 0.5  # of the growth of a whole that a part has to have
 _SLACK: Final = 0.5  # of the growth that is warned about: noise hides as much
-_HIGHS: Final = 5  # windows before the present one in which it may not have been as high, but for one leap
-_SMOOTH: Final = 5  # values whose median stands for a level, at most; a quarter of a window
 _AGREE: Final = 2  # steps in a row
 _ENDED: Final = 0.25  # of the slope it had when it was said
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """An account that grows with the steps.
-
-    Attributes:
-        process: whose it is.
-        account: which; `unaccounted` where resident memory grows and no account with it.
-        bytes_per_step: how fast, over the last window.
-        bytes: what it has now.
-        grown_bytes: since `since_step`.
-        since_step: the trainer's step at which it began, as far as that can be told.
-        of_rss: its share of the growth of resident memory; None: that does not grow, or it is no part of that.
-        again: whether it was said before, at half of this or less.
-    """
-
-    process: str
-    account: str
-    bytes_per_step: float
-    bytes: int
-    grown_bytes: int
-    since_step: int
-    of_rss: float | None
-    again: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """The record of one that grows."""
-        return {
-            "process": self.process,
-            "account": self.account,
-            "bytes_per_step": round(self.bytes_per_step),
-            "bytes": self.bytes,
-            "grown_bytes": self.grown_bytes,
-            "since_step": self.since_step,
-            "of_rss": None if self.of_rss is None else round(self.of_rss, 3),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a record has changed: leaks to be said, and those that ended."""
-
-    growing: tuple[Growth, ...] = ()
-    ended: tuple[Growth, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """One account: bytes now, at the first step, and its slope over the last window (None: too early to say)."""
-
-    bytes: int
-    first_bytes: int
-    bytes_per_step: float | None
-
-
-@dataclass(slots=True)
-class _Said:
-    """A leak that was said: as it was at first, as it is now, and its growth when it was last said."""
-
-    first: Growth
-    last: Growth
-    base: float
-    told: float
-
-
-@dataclass(slots=True)
-class _Series:
-    """What is known of one process.
-
-    Attributes:
-        names: row of each account in the arrays.
-        now, first: latest values, also between steps; those of the first step.
-        values: the last window, the latest at the right; shape (accounts, window).
-        climbed: what was reached by growth that looked like a leak, in the last window and those of `highs`.
-        highs: levels of the windows before; shape (accounts, `_HIGHS` windows).
-        slopes: bytes a step.
-        agreed: for how many steps in a row each account has looked like a leak.
-    """
-
-    window: int
-    names: dict[str, int] = field(default_factory=dict)
-    now: dict[str, int] = field(default_factory=dict)
-    first: dict[str, int] = field(default_factory=dict)
-    steps: deque[int] = field(default_factory=deque)
-    seen: int = 0
-    values: Floats = field(init=False)
-    climbed: Booleans = field(init=False)
-    highs: Floats = field(init=False)
-    slopes: Floats = field(init=False)
-    agreed: np.ndarray[Any, np.dtype[np.int64]] = field(init=False)
-    said: dict[str, _Said] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.values = np.zeros((0, self.window))
-        self.climbed = np.zeros((0, self.window * (_HIGHS + 1)), dtype=np.bool_)
-        self.highs = np.full((0, self.window * _HIGHS), -np.inf)
-        self.slopes = np.zeros(0)
-        self.agreed = np.zeros(0, dtype=np.int64)
-
-    @property
-    def smooth(self) -> int:
-        return min(_SMOOTH, self.window // 4)
-
-    @property
-    def full(self) -> bool:
-        return self.seen >= self.window
-
-    def push(self, step: int, accounts: Mapping[str, int]) -> None:
-        """Add the values of a step; an account that is new had nothing before, one that is missing has nothing now."""
-        new = [name for name in accounts if name not in self.names]
-        if new:
-            self.names |= {name: len(self.names) + place for place, name in enumerate(new)}
-            self.values = np.vstack([self.values, np.zeros((len(new), self.window))])
-            self.climbed = np.vstack([self.climbed, np.zeros((len(new), self.climbed.shape[1]), dtype=np.bool_)])
-            self.highs = np.vstack([self.highs, np.full((len(new), self.highs.shape[1]), -np.inf)])
-            self.slopes = np.concatenate([self.slopes, np.zeros(len(new))])
-            self.agreed = np.concatenate([self.agreed, np.zeros(len(new), dtype=np.int64)])
-        if self.full:
-            self.highs[:, :-1] = self.highs[:, 1:]
-            self.highs[:, -1] = np.median(self.values[:, : self.smooth], axis=1)
-            self.climbed[:, :-1] = self.climbed[:, 1:]
-            self.climbed[:, -1] = False
-        self.values[:, :-1] = self.values[:, 1:]
-        self.values[:, -1] = [accounts.get(name, 0) for name in self.names]
-        self.steps.append(step)
-        if len(self.steps) > self.window:
-            self.steps.popleft()
-        if not self.seen:
-            self.first = dict(accounts)
-        self.seen += 1
-
-    def climbs(self, steady: Booleans, start: Places) -> None:
-        """Note what of the window was reached by growth: from where it began, of the accounts that rise like a leak."""
-        self.climbed[:, -self.window :] |= steady[:, None] & (np.arange(self.window) >= start[:, None])
-
-    def been_at(self, now: Floats, base: Floats, enough: float) -> Booleans:
-        """Whether each account was at a level in the windows before: by growth, or as it moves up and down by itself.
-
-        A single time above the base is not counted where it went up and down by leaps, hardly ever between, and twice
-        as high as the growth in question: a start, a checkpoint. What is passed soon may be waited for.
-
-        Args:
-            now: levels.
-            base: levels that the growth began at.
-            enough: fraction that tells two levels apart.
-        """
-        there = self.highs * (1 + enough) > now[:, None]
-        above = there | (self.highs > base[:, None] * (1 + enough / 2))
-        times = above[:, 0] + np.sum(above[:, 1:] & ~above[:, :-1], axis=1)
-        lag = self.smooth // 2  # each high is the median of as many values on both sides of it
-        grown = there & self.climbed[:, lag : lag + there.shape[1]]
-        between = (above & ~there).sum(axis=1) > self.smooth
-        low = self.highs.max(axis=1) < now + (now - base)
-        been: Booleans = there.any(axis=1) & ((times > 1) | between | low | grown.any(axis=1))
-        return been
-
-    def level(self, row: int) -> float:
-        """What an account has now, but for a single wild value."""
-        return float(np.median(self.values[row, -self.smooth :]))
 
 
 class MemoryWatch:
@@ -226,7 +65,7 @@ class MemoryWatch:
         self.window_steps = window_steps
         self.growth = growth
         self._handles_in = _STORES[store]
-        self._processes: dict[str, _Series] = {}
+        self._processes: dict[str, Series] = {}
 
     def __repr__(self) -> str:
         return f"<MemoryWatch {self.verdict}>"
@@ -251,15 +90,15 @@ class MemoryWatch:
         """A process is not there any more, or is another one: what was known of it goes."""
         self._processes.pop(process, None)
 
-    def _series(self, process: str) -> _Series:
+    def _series(self, process: str) -> Series:
         series = self._processes.get(process)
         if series is None:
-            series = self._processes[process] = _Series(self.window_steps)
+            series = self._processes[process] = Series(self.window_steps)
         return series
 
     # -- judging ---------------------------------------------------------------------------------------------
 
-    def _suspects(self, series: _Series) -> tuple[list[str], dict[str, int]]:
+    def _suspects(self, series: Series) -> tuple[list[str], dict[str, int]]:
         """Accounts that rise like a leak; and for each account the place in the window at which it began."""
         points, size = condense(series.values)
         found = rises(points)
@@ -279,7 +118,7 @@ class MemoryWatch:
         """Growth over a window, as a fraction, that counts."""
         return _SLACK * self.growth * self.window_steps
 
-    def _judge(self, process: str, series: _Series, suspects: Iterable[str], start: Mapping[str, int]) -> News:
+    def _judge(self, process: str, series: Series, suspects: Iterable[str], start: Mapping[str, int]) -> News:
         rss = self._slope(series, RSS)
         causes = {self._cause(series, name): name for name in suspects}
         growing, ended = [], []
@@ -296,7 +135,7 @@ class MemoryWatch:
                 growing.append(self._first(process, series, account, start[through], rss))
         return News(tuple(growing), tuple(ended))
 
-    def _first(self, process: str, series: _Series, account: str, start: int, rss: float) -> Growth:
+    def _first(self, process: str, series: Series, account: str, start: int, rss: float) -> Growth:
         """Begin to tell of an account."""
         row = series.names[account]
         base = float(np.median(series.values[row, max(0, start - 2) : start + 3]))
@@ -306,17 +145,17 @@ class MemoryWatch:
         growth = Growth(
             process, account, slope, round(now), grown, since, self._share(account, slope, rss), again=False
         )
-        series.said[account] = _Said(growth, growth, base, max(1.0, grown))
+        series.said[account] = Said(growth, growth, base, max(1.0, grown))
         return growth
 
-    def _growth(self, process: str, series: _Series, account: str, said: _Said, rss: float) -> Growth:
+    def _growth(self, process: str, series: Series, account: str, said: Said, rss: float) -> Growth:
         row = series.names[account]
         slope, now = float(series.slopes[row]), series.level(row)
         grown = max(0, round(now - said.base))
         since = said.first.since_step
         return Growth(process, account, slope, round(now), grown, since, self._share(account, slope, rss), again=True)
 
-    def _cause(self, series: _Series, account: str) -> str:
+    def _cause(self, series: Series, account: str) -> str:
         """Follow the growth of an account to the smallest part that explains it."""
         while True:
             slope = self._slope(series, account)
@@ -337,7 +176,7 @@ class MemoryWatch:
         return self._handles_in if account.startswith("handles.") else _INSIDE.get(account)
 
     @staticmethod
-    def _slope(series: _Series, account: str) -> float:
+    def _slope(series: Series, account: str) -> float:
         row = series.names.get(account)
         return 0.0 if row is None else float(series.slopes[row])
 
