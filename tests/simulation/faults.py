@@ -13,7 +13,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-__all__ = ["FAULTS", "IMPOSSIBLE", "STANDS", "Faults", "Strike"]
+__all__ = ["FAULTS", "IMPOSSIBLE", "RARE", "STANDS", "Faults", "Strike"]
 
 STANDS: Final = ("running", "gate", "freeze", "wait", "abort", "judges", "http", "tasks", "report", "paused")
 """Where a climb can stand; `gate` is left for `abort` in the climb's first step."""
@@ -64,6 +64,9 @@ IMPOSSIBLE: Final[dict[tuple[str, str], str]] = {
     ("put_crash_after", "tasks"): _TAKEN_BACK,
 }
 """Cells of the table that stay 0, each with the reason."""
+_ENDED: Final = "every call of a closed lane is ended at the rung before: only one of a lane that stays open gets here"
+RARE: Final[dict[tuple[str, str], str]] = {(fault, "tasks"): _ENDED for fault in (*REQUEST, *EXPERTS)}
+"""Cells that a few of 3,000 histories reach, or none, each with the reason."""
 
 
 class Strike:
