@@ -50,15 +50,15 @@ def _leaves(tree: Any, is_leaf: Callable[[Any], bool], path: list[Any]) -> Itera
 
 def mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
     """Return a tree with every leaf replaced. Arguments and errors as `leaves`."""
-    path: list[Any] = []
+    return _mapped(tree, is_leaf, change, [])
 
-    def inner(child: Any) -> Any:
-        if is_leaf(child) or not _is_container(child):
-            return change(child)
-        with _within(child, path):
-            return _made_anew(child, inner)
 
-    return inner(tree)
+def _mapped(tree: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any], path: list[Any]) -> Any:
+    # No closure that knows itself: such a circle keeps `change`, and the tensors it has, until the collector comes by.
+    if is_leaf(tree) or not _is_container(tree):
+        return change(tree)
+    with _within(tree, path):
+        return _made_anew(tree, lambda child: _mapped(child, is_leaf, change, path))
 
 
 @contextmanager

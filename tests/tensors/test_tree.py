@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
@@ -48,3 +50,20 @@ def test_the_tree_that_was_given_stays_as_it_is(made: Callable[[dict[str, Any]],
     assert (changed["a"], changed["b"]["c"]) == (11, 12)
     assert type(changed) is type(tree)
     assert getattr(changed, "step", None) == getattr(tree, "step", None)
+
+
+def test_nothing_of_a_change_outlives_it() -> None:
+    """P29: what the change had, tensors among it, goes with the call, without waiting for the collector."""
+    gc.disable()
+    try:
+        held = Batch({})
+        seen = weakref.ref(held)
+
+        def change(leaf: Any, held: Batch = held) -> Any:
+            return leaf + held.step
+
+        assert mapped({"a": [1, 2]}, lambda _: False, change) == {"a": [8, 9]}
+        del change, held
+        assert seen() is None
+    finally:
+        gc.enable()
