@@ -40,6 +40,32 @@ def site(service: Site) -> Iterator[Site]:
     service.settle()
 
 
+@pytest.mark.timeout(120)
+def test_keep_freezes_what_runs_and_nothing_is_made_twice(site: Site) -> None:
+    """In mode keep every engine is frozen; nothing is aborted or sent again, and all of it ends after."""  # P8 P9 P10
+    # Before the tests that silence engines: a command to go on may arrive there for 30 s, and no freeze is trusted.
+    site.fill()
+    begun = [engine.seen() for engine in site.engines]
+    report = site.pause(20.0, mode="keep")  # an engine has a part of it to confirm: two seconds at most
+    assert (report["mode"], report["clean"], report["abandoned"]) == ("keep", True, [])
+    held = [engine.running() for engine in site.engines]
+    assert sum(held) == 64
+    assert [tally["in_flight"] for tally in report["workers"].values()] == held
+    for engine in site.engines:
+        engine.command(delay_s=0.0)  # whatever is not frozen is answered now
+    site.put(4)
+    assert all(engine.seen()["frozen"] for engine in site.engines)
+    assert [engine.running() for engine in site.engines] == held
+    assert site.groups("ready") == 0
+    site.resume()
+    batch = site.take(32)
+    assert {len(sample["response_ids"]) for group in batch["groups"] for sample in group["samples"]} == {16}
+    for engine, before in zip(site.engines, begun, strict=True):
+        after = engine.seen()
+        assert (after["frozen"], after["aborted_at"]) == (False, before["aborted_at"])
+        assert 12 not in after["prompts"][len(before["prompts"]) :], "a request that was sent again brings 8 tokens"
+
+
 @pytest.mark.short
 @pytest.mark.timeout(120)
 def test_a_clean_pause_leaves_every_engine_idle(site: Site) -> None:
@@ -318,31 +344,6 @@ def test_wait_lets_what_runs_finish(site: Site) -> None:
     assert sum(len(engine.seen()["prompts"]) for engine in site.engines) == begun
     assert site.groups("aborted") == 0
     assert site.groups("ready") > 0
-
-
-@pytest.mark.timeout(120)
-def test_keep_freezes_what_runs_and_nothing_is_made_twice(site: Site) -> None:
-    """In mode keep every engine is frozen; nothing is aborted or sent again, and all of it ends after."""  # P8 P9 P10
-    site.fill()
-    begun = [engine.seen() for engine in site.engines]
-    report = site.pause(20.0, mode="keep")  # an engine has a part of it to confirm: two seconds at most
-    assert (report["mode"], report["clean"], report["abandoned"]) == ("keep", True, [])
-    held = [engine.running() for engine in site.engines]
-    assert sum(held) == 64
-    assert [tally["in_flight"] for tally in report["workers"].values()] == held
-    for engine in site.engines:
-        engine.command(delay_s=0.0)  # whatever is not frozen is answered now
-    site.put(4)
-    assert all(engine.seen()["frozen"] for engine in site.engines)
-    assert [engine.running() for engine in site.engines] == held
-    assert site.groups("ready") == 0
-    site.resume()
-    batch = site.take(32)
-    assert {len(sample["response_ids"]) for group in batch["groups"] for sample in group["samples"]} == {16}
-    for engine, before in zip(site.engines, begun, strict=True):
-        after = engine.seen()
-        assert (after["frozen"], after["aborted_at"]) == (False, before["aborted_at"])
-        assert 12 not in after["prompts"][len(before["prompts"]) :], "a request that was sent again brings 8 tokens"
 
 
 @pytest.mark.timeout(120)
